@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from alike import gradient, itself
 from conv_case import Case, Edges, Inputs, make
 from conv_graphs import GRAPHS
 from meter import Meter, metered
@@ -140,7 +141,7 @@ def step(
     at: Callable[[str], None] = lambda stage: None,
 ) -> Values:
     """Forward and backward; `at` is told of ``'backward'`` and, after it, of ``'compared'``."""
-    whole = _itself if form == 'plain' else _gathered
+    gathered = itself if form == 'plain' else _gathered
     inputs = Inputs(data)
     outputs = flatten(case.call(module, inputs))
     kept = {  # as reversible layers free theirs in backward
@@ -150,19 +151,15 @@ def step(
     at('backward')
     backward(outputs)
     at('compared')
-    found = {name: whole(value) for name, value in kept.items()}
+    found = {name: gathered(value) for name, value in kept.items()}
     for key, leaf in inputs.leaves.items():
         name = f'gradient of {" ".join(map(str, filter(None, key)))}'
-        found[name] = whole(gradient(leaf))
+        found[name] = gathered(gradient(leaf))
     plain = make(case)
     for (name, _), own in zip(plain.named_parameters(), module.parameters(), strict=True):
         found[f'gradient of {name}'] = gradient(own).clone()
     found |= zip((name for name, _ in plain.named_buffers()), module.buffers(), strict=True)
     return found
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _gathered(value: Any) -> Any:
@@ -202,11 +199,6 @@ def backward(outputs: dict[str, Any]) -> None:
         loss = loss + (values * weight).sum()
     if isinstance(loss, Tensor):
         loss.backward()
-
-
-def gradient(tensor: Tensor) -> Tensor:
-    """Its gradient, zero where none arrived."""
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
 def as_dtype(data: Any, dtype: torch.dtype) -> Any:

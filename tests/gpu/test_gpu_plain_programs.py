@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from one_program import _leaves, _whole, all_programs, differences, is_hetero
+from alike import leaves, whole
+from one_program import all_programs, differences, is_hetero
 from program_graphs import graph, hetero_graph, parts_of
 from ranks import run_ranks
 from setups import BACKENDS
@@ -30,8 +31,8 @@ def _runs() -> Iterator[tuple[str, str]]:
 
 
 def _results(program: Callable[..., Any], data: Any, wrapped: Callable[[Any], Any]) -> Any:
-    leaves = _leaves(program(data, lambda model: wrapped(model.to('cuda'))))
-    results = {name: _whole(leaf) for name, leaf in leaves}
+    found = leaves(program(data, lambda model: wrapped(model.to('cuda'))))
+    results = {name: whole(leaf) for name, leaf in found.items()}
     return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in results.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,17 +12,21 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from alike import take_step
 from few import few
 from on_ranks import RUNS, on_ranks, parts_of
 from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric import nn as pyg
+from torch_geometric.data import Data
 from traffic import counted
 
 import pyg_sar
 from pyg_sar import gather
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.ranks import rank
+from pyg_sar.nn.reuse import SUMS as SUMS_OF_RAW_FEATURES
+from pyg_sar.shard.blocks import plan_of
 
 CONVS: dict[str, Callable[[], torch.nn.Module]] = {
     'SAGE': lambda: pyg.SAGEConv(6, 8),
@@ -33,6 +38,8 @@ CONVS: dict[str, Callable[[], torch.nn.Module]] = {
     'GIN': lambda: pyg.GINConv(torch.nn.Linear(6, 8)),
     'GAT': lambda: pyg.GATConv(6, 4, 2),
 }
+MORE = {'SAGE sum': lambda: pyg.SAGEConv(6, 5, aggr='sum'), 'SG': lambda: pyg.SGConv(6, 5)}
+GRAPH = small_graph()
 SUMS = ('SAGE', 'GraphConv weights', 'GIN')
 """Those that sum features as they are."""
 
@@ -86,7 +93,7 @@ MODES: dict[str, Callable[[int], AbstractContextManager[Any]]] = {
 
 
 def _changed(root: str, name: str, what: str, how: str, mode: str) -> None:
-    data, graph = pyg_sar.load_shard(root), small_graph()
+    data, graph = pyg_sar.load_shard(root), GRAPH
     torch.manual_seed(0)
     plain = CONVS[name]().double()
     model, x = pyg_sar.DistributedDataParallel(copy.deepcopy(plain)), data.x.clone()
@@ -121,7 +128,7 @@ def test_what_changes_is_seen(name: str, what: str, how: str, mode: str, by: str
 
 def _made_anew(root: str, name: str, ranks: list[int], factor: float) -> None:
     """Weights that some ranks make anew in every forward, with other content or the same."""
-    data, graph = pyg_sar.load_shard(root), small_graph()
+    data, graph = pyg_sar.load_shard(root), GRAPH
     plain = CONVS[name]().double()
     conv, weight = pyg_sar.SARConv(copy.deepcopy(plain)), data.edge_weight.clone()
     for step in range(6):
@@ -140,52 +147,47 @@ def test_weights_made_anew(name: str, ranks: list[int], factor: float, by: str) 
     RUNS[by](_made_anew, 3, str(parts_of(3)), name, ranks, factor)
 
 
+def _pair(name: str) -> tuple[Any, Any]:
+    """A conv of plain PyG, and its wrapped copy."""
+    torch.manual_seed(0)
+    plain = (CONVS | MORE)[name]().double()
+    return plain, pyg_sar.SARConv(copy.deepcopy(plain))
+
+
+def _fetches() -> Any:
+    """Counts the exchanges of rows that this process starts."""
+    return mock.patch.object(
+        Exchange, 'all_gather_halo', autospec=True, side_effect=Exchange.all_gather_halo
+    )
+
+
 @pytest.mark.parametrize('name', SUMS)
 @on_ranks()
 def test_features_that_one_rank_alternates(data, name):
     """A rank has kept a sum of these very rows with others of another rank."""
-    graph, plain = small_graph(), CONVS[name]().double()
-    conv, other = pyg_sar.SARConv(copy.deepcopy(plain)), data.x * 2
-    args = _args(name, data)
+    (plain, conv), other, args = _pair(name), data.x * 2, _args(name, data)
     for which in 'ABAABBA':
         x = other if which == 'B' and rank() == 1 else data.x
-        want = plain(gather(x), graph.edge_index, *map(gather, args))
+        want = plain(gather(x), GRAPH.edge_index, *map(gather, args))
         assert_close(gather(conv(x, data.edge_index, *args)), want, tolerance=1e-10)
 
 
-@pytest.mark.parametrize('name', ['SAGE', 'SAGE narrow', 'GCN', 'GCN weights', 'GIN'])
-@pytest.mark.parametrize('with_gradients', [False, True])
-@on_ranks()
-def test_edges_that_alternate(data, name, with_gradients):
-    """All edges, some of them, a copy of all, and fewer edges than rows."""
-    graph, plain = small_graph(), CONVS[name]().double()
-    conv = pyg_sar.SARConv(copy.deepcopy(plain))
-    args, places = _args(name, data), torch.arange(graph.num_edges)
-    masks = {'A': places >= 0, 'B': places % 3 > 0, 'C': places >= 0, 'D': places < 30}
-    own = {key: data.edge_index[:, mask] for key, mask in masks.items()}
-    own['A'] = data.edge_index
-    for which in 'AAABBBACCADDDAAB':
-        mask = masks[which]
-        want = plain(graph.x, graph.edge_index[:, mask], *(gather(w)[mask] for w in args))
-        with torch.set_grad_enabled(with_gradients):
-            out = conv(data.x, own[which], *(w[mask] for w in args))
-        assert_close(gather(out), want, tolerance=1e-10)
+def _check(conv: Any, plain: Any, data: Any) -> None:
+    want = plain(GRAPH.x, GRAPH.edge_index)
+    assert_close(gather(conv(data.x, data.edge_index)), want, tolerance=1e-10)
 
 
 @pytest.mark.parametrize('name', ['SAGE', 'SAGE narrow', 'GCN'])
 @on_ranks()
 def test_hooks_of_one_rank(data, name):
     """One rank hooks the aggregation, then a module, then all modules, and takes them away."""
-    graph, plain = small_graph(), CONVS[name]().double()
-    conv, seen = pyg_sar.SARConv(copy.deepcopy(plain)), list[int]()
+    (plain, conv), seen = _pair(name), list[int]()
     inner = conv.lin if name == 'GCN' else conv.lin_l
-    registers = [
+    for register in (
         conv.aggr_module.register_forward_hook,
         inner.register_forward_pre_hook,
         torch.nn.modules.module.register_module_forward_hook,
-    ]
-    want = plain(graph.x, graph.edge_index)
-    for register in registers:
+    ):
         for is_hooked in (False, False, True, True, False):
             handle = register(lambda *_: seen.append(1)) if is_hooked and rank() == 1 else None
             found = conv(data.x, data.edge_index)
@@ -193,24 +195,22 @@ def test_hooks_of_one_rank(data, name):
                 handle.remove()
                 assert seen
                 seen.clear()
-            assert_close(gather(found), want, tolerance=1e-10)
+            assert_close(gather(found), plain(GRAPH.x, GRAPH.edge_index), tolerance=1e-10)
 
 
 @on_ranks()
 def test_a_hook_that_gives_other_features(data):
     """Forwards of a conv with such hooks ask each time, as do those of a program's own."""
-    graph, plain = small_graph(), pyg.SAGEConv(6, 8).double()
-    conv, numbers = pyg_sar.SARConv(copy.deepcopy(plain)), iter(range(9))
+    (plain, conv), numbers = _pair('SAGE'), iter(range(9))
 
     def changed(module: Any, inputs: Any) -> Any:
         edges, size, kwargs = inputs
         x = kwargs['x'][0]
         return edges, size, {'x': (x.clone() if next(numbers) % 3 and rank() == 1 else x, x)}
 
-    want = plain(graph.x, graph.edge_index)
     conv.register_propagate_forward_pre_hook(changed)
     for _ in range(6):
-        assert_close(gather(conv(data.x, data.edge_index)), want, tolerance=1e-10)
+        _check(conv, plain, data)
 
 
 class _Own(pyg.SAGEConv):  # type: ignore[misc]
@@ -228,21 +228,16 @@ class _Own(pyg.SAGEConv):  # type: ignore[misc]
 
 @on_ranks()
 def test_a_forward_of_ones_own(data):
-    graph = small_graph()
-    conv = pyg_sar.SARConv(_Own(6, 8).double())
-    plain = pyg.SAGEConv(6, 8).double()
+    plain, conv = pyg.SAGEConv(6, 8).double(), pyg_sar.SARConv(_Own(6, 8).double())
     plain.load_state_dict(conv.state_dict())
-    want = plain(graph.x, graph.edge_index)
     for _ in range(7):
-        assert_close(gather(conv(data.x, data.edge_index)), want, tolerance=1e-10)
+        _check(conv, plain, data)
 
 
 @on_ranks()
 def test_a_forward_that_fails(data):
     """On all ranks, between others."""
-    graph, plain = small_graph(), pyg.GCNConv(6, 8).double()
-    conv = pyg_sar.SARConv(copy.deepcopy(plain))
-    want = plain(graph.x, graph.edge_index)
+    plain, conv = _pair('GCN')
     for step in range(6):
         if step % 2:
             with (
@@ -251,7 +246,10 @@ def test_a_forward_that_fails(data):
                 mock.patch.object(type(conv.lin), 'forward', side_effect=RuntimeError),
             ):
                 conv(data.x, data.edge_index)
-        assert_close(gather(conv(data.x, data.edge_index)), want, tolerance=1e-10)
+        _check(conv, plain, data)
+
+
+# Sums of raw features are kept, and never where they would be others
 
 
 @on_ranks()
@@ -259,12 +257,93 @@ def test_a_kept_sum_serves_evaluations_and_other_layers(data):
     fetches = []
     for conv in [pyg_sar.SARConv(pyg.SAGEConv(6, 8).double()) for _ in range(2)]:
         for with_gradients in (True, False, False, True):
-            with (
-                mock.patch.object(
-                    Exchange, 'all_gather_halo', autospec=True, side_effect=Exchange.all_gather_halo
-                ) as fetch,
-                torch.set_grad_enabled(with_gradients),
-            ):
+            with _fetches() as fetch, torch.set_grad_enabled(with_gradients):
                 conv(data.x, data.edge_index)
             fetches.append(fetch.call_count)
     assert fetches == [1, *[0] * 7]
+
+
+@pytest.mark.parametrize('name', ['SAGE', *few(['SAGE sum', 'SG', 'GIN'], every=4)])
+@on_ranks(kind='empty part')
+def test_exact_and_fetched_once(data, name):
+    """Steps and evaluations in turn, features changed in place, then replaced."""
+    (plain, conv), x = _pair(name), data.x.clone()
+
+    def check(factor: float, fetches: bool, *, trains: bool = True) -> None:
+        of_graph = Data(x=GRAPH.x * factor, edge_index=GRAPH.edge_index)
+        for each in (plain, conv):
+            each.zero_grad()
+        want = take_step(plain, of_graph)
+        with _fetches() as fetch, torch.set_grad_enabled(trains):
+            out = conv(x, data.edge_index)
+        assert bool(fetch.call_count) == fetches
+        if trains:
+            out.square().sum().backward()
+            for a, b in zip(conv.parameters(), want[2:], strict=True):
+                assert_close(a.grad, b, tolerance=1e-10)
+        assert_close(gather(out.detach()), want[0], tolerance=1e-10)
+
+    check(1, True)
+    check(1, False)
+    check(1, False, trains=False)
+    x.mul_(2)
+    check(2, True)
+    check(2, False)
+    x = x.clone() * 2
+    check(4, True)
+
+
+@on_ranks()
+def test_ranks_keep_and_drop_together(data):
+    """One rank alone has its features anew in the third step."""
+    conv, outs, counts = pyg_sar.SARConv(pyg.SAGEConv(6, 5).double()), [], []
+    for step in range(4):
+        if rank() == 1 and step == 2:
+            data.x = data.x.clone()
+        with _fetches() as fetch:
+            outs.append(conv(data.x, data.edge_index).detach())
+        counts.append(fetch.call_count)
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    assert counts == [1, 0, 1, 0]
+
+
+@on_ranks(1, 3)
+def test_freed_with_the_features(data):
+    conv = pyg_sar.SARConv(pyg.SAGEConv(6, 5).double())
+    plan = plan_of(data.edge_index.handle)
+    x = data.x.clone()
+    conv(x, data.edge_index)
+    assert len(SUMS_OF_RAW_FEATURES.get(plan)) == 1
+    del x
+    gc.collect()
+    assert len(SUMS_OF_RAW_FEATURES.get(plan)) == 0
+    with torch.no_grad():  # nothing is kept where nothing is learned
+        conv(data.x, data.edge_index)
+    assert len(SUMS_OF_RAW_FEATURES.get(plan)) == 0
+
+
+class Writes(pyg.MessagePassing):  # type: ignore[misc]
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.propagate(edge_index, x=x)
+        return out.add_(1)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+@on_ranks(1, 3)
+def test_writing_into_an_output_leaves_what_is_kept_alone(data):
+    """And what others were given."""
+    conv = pyg_sar.SARConv(Writes(aggr='sum'))
+    assert torch.equal(*(conv(data.x, data.edge_index).clone() for _ in range(2)))
+    conv = pyg_sar.SARConv(pyg.SimpleConv('sum'))
+    first = conv(data.x, data.edge_index)
+    before = first.clone()
+    second = conv(data.x, data.edge_index)
+    second.mul_(3)
+    assert torch.equal(first, before)
+    first.zero_()
+    assert torch.equal(second, 3 * before)
+    with _fetches() as fetch:
+        assert torch.equal(conv(data.x, data.edge_index), before)
+    assert fetch.call_count == 0

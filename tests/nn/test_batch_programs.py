@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hand_batches import batch_of, hetero_batch_of
-from hetero_graphs import assignment, hetero_graph
-from hetero_models import METADATA
+from alike import Wrap, assert_alike, cut_of
+from hand_batches import batch_of
 from on_ranks import on_ranks, on_threads
 from ranks import run_as_threads
-from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
+from small_graphs import assert_close, small_graph
+from test_batches import _losses, mean_loss
 from torch import Tensor, nn
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
+from torch_geometric.data import Data
+from torch_geometric.nn import BatchNorm, GCNConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 import pyg_sar
@@ -28,51 +26,51 @@ from pyg_sar.loader import mean_of_batches
 
 
 class Net(nn.Module):
-    def __init__(self, norm: Callable[[int], nn.Module] = nn.BatchNorm1d) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.second = SAGEConv(6, 8), norm(8), SAGEConv(8, 3)
+        self.first, self.norm, self.second = SAGEConv(6, 8), nn.BatchNorm1d(8), SAGEConv(8, 3)
 
-    def encode(self, x: Tensor, edge_index: Tensor, *batch: Tensor) -> Tensor:
-        return self.norm(self.first(x, edge_index), *batch).relu()
+    def encode(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.norm(self.first(x, edge_index)).relu()
 
-    def forward(self, x: Tensor, edge_index: Tensor, *batch: Tensor) -> Tensor:
-        return self.second(self.encode(x, edge_index, *batch), edge_index)
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.encode(x, edge_index), edge_index)
 
 
-def _net(*args: Any) -> Net:
+def _net() -> Net:
     torch.manual_seed(0)
-    return Net(*args).double()
+    return Net().double()
 
 
-def _seeds(*of_ranks: list[int]) -> Tensor:
-    return torch.tensor(of_ranks[rank()], dtype=torch.int64)
+def _own(*of_ranks: list[int]) -> Data:
+    """The batch of this rank."""
+    return batch_of(small_graph(), torch.tensor(of_ranks[rank()], dtype=torch.int64))
 
 
 def _loss(model: nn.Module, batch: Data) -> Tensor:
-    out = model(batch.x, batch.edge_index)[: batch.batch_size]
-    return mean_of_batches(F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none'))
+    return mean_of_batches(_losses(model, batch))
 
 
 # Ranks that do different things end in an error that tells what each is at.
 
 
-def _one_on_the_whole_graph(root: str, graph: Data) -> None:
+def _one_on_the_whole_graph(root: str) -> None:
     data, model = pyg_sar.load_shard(root), DistributedDataParallel(_net())
     if rank() == 0:
         F.cross_entropy(model(data.x, data.edge_index), data.y).backward()
     else:
-        _loss(model, batch_of(graph, torch.tensor([1, 2]))).backward()
+        _loss(model, _own([1, 2], [1, 2])).backward()
 
 
-def _one_in_evaluation(root: str, graph: Data) -> None:
+def _one_in_evaluation(root: str) -> None:
     model = DistributedDataParallel(_net())
     model.train(rank() == 0)
-    _loss(model, batch_of(graph, torch.tensor([1, 2]))).backward()
+    _loss(model, _own([1, 2], [1, 2])).backward()
 
 
-def _one_without_a_backward(root: str, graph: Data) -> None:
+def _one_without_a_backward(root: str) -> None:
     model = DistributedDataParallel(_net())
-    loss = _loss(model, batch_of(graph, torch.tensor([1, 2])))
+    loss = _loss(model, _own([1, 2], [1, 2]))
     if rank() == 0:
         loss.backward()
 
@@ -94,11 +92,10 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize('name', PROGRAMS)
-def test_ranks_that_part(tmp_path, name):
-    graph, (program, words) = small_graph(), PROGRAMS[name]
-    root = str(cut(graph, 2, tmp_path / 'parts'))
+def test_ranks_that_part(name):
+    program, words = PROGRAMS[name]
     with pytest.raises(RuntimeError) as caught:
-        run_as_threads(program, 2, root, graph)
+        run_as_threads(program, 2, cut_of(small_graph, 2))
     for word in words:
         assert word in str(caught.value)
 
@@ -108,10 +105,9 @@ def test_ranks_that_part(tmp_path, name):
 
 @on_threads(3)
 def test_a_method_of_the_model_is_plain_on_batches():
-    model, seeds = DistributedDataParallel(_net()), _seeds([1, 2], [], [9])
-    batch, net = batch_of(small_graph(), seeds), _net()
+    model, net, batch = DistributedDataParallel(_net()), _net(), _own([1, 2], [], [9])
     out = model.module.encode(batch.x, batch.edge_index)
-    if seeds.numel():
+    if batch.batch_size:
         assert_close(out.detach(), net.encode(batch.x, batch.edge_index).detach())
         assert_close(model.module.norm.running_mean, net.norm.running_mean)
 
@@ -129,40 +125,15 @@ class _Both(nn.Module):
 
 @on_ranks(2, by='threads')
 def test_a_batch_and_the_whole_graph_in_one_forward(data):
-    graph = small_graph()
-    batch = batch_of(graph, _seeds([1, 2], [9]))
+    graph, batch = small_graph(), _own([1, 2], [9])
     of_batch, of_graph = DistributedDataParallel(_Both())(batch, data)
     assert_close(gather(of_graph.detach()), _net()(graph.x, graph.edge_index).detach())
     assert_close(of_batch.detach(), _net()(batch.x, batch.edge_index).detach())
 
 
-class _Decoder(nn.Module):
-    """Its convs run in a method."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = SAGEConv(6, 8)
-        self.decoder = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 1))
-
-    def forward(self, z: Tensor, pairs: Tensor) -> Tensor:
-        return self.decoder(z[pairs[0]] * z[pairs[1]])
-
-
-@on_ranks(2, by='threads')
-def test_pairs_of_nodes_of_the_whole_graph(data):
-    graph = small_graph()
-    torch.manual_seed(0)
-    net = _Decoder().double()
-    pairs = torch.tensor([[1, 2, 3, 1, 2, 3], [4, 5, 0, 4, 5, 1]])
-    want = copy.deepcopy(net)(net.conv(graph.x, graph.edge_index), pairs).detach()
-    model = DistributedDataParallel(net)
-    out = model(model.module.conv(data.x, data.edge_index), pairs)
-    assert_close(gather(out.detach()), want)
-
-
 @on_ranks(2, by='threads')
 def test_a_conv_that_keeps_its_edges(data):
-    batch = batch_of(small_graph(), torch.tensor([rank()]))
+    batch = _own([0], [1])
     conv = DistributedDataParallel(GCNConv(6, 3, cached=True).double())
     conv(data.x, data.edge_index)
     with pytest.raises(ValueError, match='cached'):
@@ -173,29 +144,28 @@ def test_a_conv_that_keeps_its_edges(data):
 # Backwards in other orders.
 
 
-def _two_models(graph: Data) -> list[dict[str, Tensor]]:
+def _two_models() -> list[list[Tensor]]:
     """The second model takes what the first gives; the losses of rank 1 depend on neither."""
     torch.manual_seed(0)
     models = [DistributedDataParallel(conv.double()) for conv in (SAGEConv(6, 5), SAGEConv(5, 3))]
-    batch = batch_of(graph, _seeds([1, 2], []))
+    batch = _own([1, 2], [])
     out = models[1](models[0](batch.x, batch.edge_index), batch.edge_index)[: batch.batch_size]
     losses = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
     mean_of_batches(losses if rank() == 0 else losses.detach()).backward()
-    return [{name: p.grad for name, p in model.module.named_parameters()} for model in models]
+    return [p.grad for model in models for p in model.module.parameters()]
 
 
-def test_two_models_on_an_empty_batch(graph):
-    first, second = run_as_threads(_two_models, 2, graph)
-    for a, b in zip(first, second, strict=True):
-        assert all(grad.abs().max() > 0 for grad in a.values())
-        assert all(torch.equal(a[name], b[name]) for name in a)
+def test_two_models_on_an_empty_batch():
+    for a, b in zip(*run_as_threads(_two_models, 2), strict=True):
+        assert a.abs().max() > 0
+        assert torch.equal(a, b)
 
 
 @on_threads(2)
 def test_a_second_backward():
     """The first backward has changed the running statistics; the second goes through the norm."""
     model, found = DistributedDataParallel(_net()), []
-    loss = _loss(model, batch_of(small_graph(), _seeds([1, 2], [9])))
+    loss = _loss(model, _own([1, 2], [9]))
     for keeps in (True, False):
         model.zero_grad()
         loss.backward(retain_graph=keeps)
@@ -203,43 +173,35 @@ def test_a_second_backward():
     assert all(map(torch.equal, *found))
 
 
-def _in_one_backward(root: str, graph: Data) -> dict[str, Tensor]:
-    data, model = pyg_sar.load_shard(root), DistributedDataParallel(_net())
-    loss = _loss(model, batch_of(graph, _seeds([1, 2], [9])))
+def _in_one_backward(data: Any, wrap: Wrap) -> list[Any]:
+    model, seeds = wrap(_net()), [[1, 2], [9]]
+    loss = mean_loss(model, seeds, partial(batch_of, small_graph()), _losses, wrap)
     (loss + F.cross_entropy(model(data.x, data.edge_index), data.y)).backward()
-    return {name: p.grad for name, p in model.module.named_parameters()}
+    return [p.grad for p in model.parameters()]
 
 
-def test_a_batch_and_the_whole_graph_in_one_backward(tmp_path):
-    graph, model = small_graph(), _net()
-    results = run_as_threads(_in_one_backward, 2, str(cut(graph, 2, tmp_path / 'parts')), graph)
-    batches = [batch_of(graph, torch.tensor(seeds)) for seeds in ([1, 2], [9])]
-    outs = [model(b.x, b.edge_index)[: b.batch_size] for b in batches]
-    loss = F.cross_entropy(torch.cat(outs), torch.cat([b.y[: b.batch_size] for b in batches]))
-    (loss + F.cross_entropy(model(graph.x, graph.edge_index), graph.y)).backward()
-    for gradients in results:
-        for name, p in model.named_parameters():
-            assert_close(gradients[name], p.grad)
+def test_a_batch_and_the_whole_graph_in_one_backward():
+    assert_alike(_in_one_backward, ranks=(2,), bits=True, tolerance=1e-12)
 
 
-def _between(root: str, graph: Data) -> list[Tensor]:
+def _between(root: str) -> list[Tensor]:
     """While gradients gather, rank 1 without rows so far: evaluation on the whole graph."""
     data, model = pyg_sar.load_shard(root), DistributedDataParallel(_net())
     with model.no_sync():
-        _loss(model, batch_of(graph, _seeds([1, 2], [], [9]))).backward()
+        _loss(model, _own([1, 2], [], [9])).backward()
     with torch.no_grad():
         model.eval()(data.x, data.edge_index)
     found = model.module.norm.running_mean.clone()
     model.train()
     with model.no_sync():
-        _loss(model, batch_of(graph, _seeds([], [3], [4]))).backward()
+        _loss(model, _own([], [3], [4])).backward()
     model(data.x, data.edge_index).sum().backward()
     return [found, *(b.clone() for b in model.module.buffers())]
 
 
-def test_the_whole_graph_while_gradients_gather(tmp_path):
+def test_the_whole_graph_while_gradients_gather():
     graph, net = small_graph(), _net()
-    results = run_as_threads(_between, 3, str(cut(graph, 3, tmp_path / 'parts')), graph)
+    results = run_as_threads(_between, 3, cut_of(small_graph, 3))
     assert all(torch.equal(a, b) for r in results for a, b in zip(r, results[0], strict=True))
     batches = [batch_of(graph, torch.tensor(seeds)) for seeds in ([1, 2], [9], [3], [4])]
     means = [net.first(b.x, b.edge_index).mean(0).detach() for b in batches]
@@ -257,8 +219,7 @@ def _raise_interrupt(*_: Any) -> None:
 @on_ranks(2, by='threads')
 def test_after_an_interrupt_from_the_keyboard(data):
     """In a notebook: a forward on a batch is stopped, and the next cell runs the whole graph."""
-    graph, model = small_graph(), DistributedDataParallel(_net())
-    batch = batch_of(graph, _seeds([1, 2], [9]))
+    graph, model, batch = small_graph(), DistributedDataParallel(_net()), _own([1, 2], [9])
     handle = model.module.second.register_forward_pre_hook(_raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
         model(batch.x, batch.edge_index)
@@ -267,20 +228,21 @@ def test_after_an_interrupt_from_the_keyboard(data):
     assert_close(out, _net()(graph.x, graph.edge_index).detach())
 
 
-def _rank_0_evaluates(graph: Data) -> dict[str, Tensor]:
-    model = DistributedDataParallel(_net())
-    batch = batch_of(graph, _seeds([1, 2], [9]))
+def _rank_0_evaluates() -> list[Tensor]:
+    model, batch = DistributedDataParallel(_net()), _own([1, 2], [9])
     for evaluates in (rank() == 0, False):
         _loss(model, batch).backward()
         if evaluates:  # with gradients, which nobody asks for
             model.eval()(batch.x, batch.edge_index)
             model.train()
-    return model.module.state_dict()
+    return list(model.module.state_dict().values())
 
 
-def test_one_rank_may_evaluate_its_batches(graph):
-    first, second = run_as_threads(_rank_0_evaluates, 2, graph)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+def test_one_rank_may_evaluate_its_batches():
+    assert all(map(torch.equal, *run_as_threads(_rank_0_evaluates, 2)))
+
+
+# Kinds of models and batches.
 
 
 class OfData(Net):
@@ -291,14 +253,10 @@ class OfData(Net):
 @on_threads(2)
 def test_models_of_data_objects():
     torch.manual_seed(0)
-    model = DistributedDataParallel(OfData().double())
-    batch = batch_of(small_graph(), _seeds([1, 2], [9]))
+    model, batch = DistributedDataParallel(OfData().double()), _own([1, 2], [9])
     want = _net()(batch.x, batch.edge_index).detach()
     for out in (model(batch), model(data=batch)):
         assert_close(out.detach(), want)
-
-
-# Kinds of models and batches.
 
 
 class Trimmed(nn.Module):
@@ -307,223 +265,65 @@ class Trimmed(nn.Module):
         self.convs = nn.ModuleList([SAGEConv(6, 8), SAGEConv(8, 3)])
         self.norm = BatchNorm(8)
 
-    def forward(self, x: Tensor, edge_index: Tensor, nodes: Any = None, edges: Any = None) -> Any:
+    def forward(self, x: Tensor, edge_index: Tensor, nodes: Any, edges: Any) -> Any:
         for i, conv in enumerate(self.convs):
-            if nodes is not None:
-                x, edge_index, _ = trim_to_layer(i, nodes, edges, x, edge_index)
+            x, edge_index, _ = trim_to_layer(i, nodes, edges, x, edge_index)
             x = conv(x, edge_index)
             x = self.norm(x).relu() if i == 0 else x
         return x
 
 
-def _layered(graph: Data, seeds: list[int]) -> tuple[Tensor, Tensor, list[int], list[int]]:
+def _layered(seeds: Tensor) -> tuple[Tensor, Tensor, list[int], list[int]]:
     """Two hops as a loader gives them: nodes and edges in the order of the hops."""
-    nodes, hops, edges = [*seeds], [len(seeds)], []
-    new = seeds
+    graph = small_graph()
+    nodes = new = seeds.tolist()
+    hops, edges = [len(new)], []
     for _ in range(2):
         into = [e for e in graph.edge_index.t().tolist() if e[1] in new]
         edges.append(into)
         new = list(dict.fromkeys(src for src, _ in into if src not in nodes))
-        nodes += new
+        nodes = nodes + new
         hops.append(len(new))
     flat = [[nodes.index(src), nodes.index(dst)] for hop in edges for src, dst in hop]
     edge_index = torch.tensor(flat, dtype=torch.int64).view(-1, 2).t()
     return graph.x[nodes], edge_index, hops, [len(hop) for hop in edges]
 
 
-def _trimmed(graph: Data) -> Any:
+def _of_layers(model: nn.Module, batch: Any) -> Tensor:
+    return model(*batch)[: batch[2][0]].square().sum(dim=1)
+
+
+def _trimmed(data: Any, wrap: Wrap) -> list[Any]:
     torch.manual_seed(0)
-    model = DistributedDataParallel(Trimmed().double())
-    seeds = [[1, 2, 3], []][rank()]
-    x, edge_index, hops, edges = _layered(graph, seeds)
-    out = model(x, edge_index, hops, edges)[: len(seeds)]
-    mean_of_batches(out.square().sum(dim=1)).backward()
-    return out.detach(), {name: p.grad for name, p in model.module.named_parameters()}
+    model = wrap(Trimmed().double())
+    loss = mean_loss(model, [[1, 2, 3], []], _layered, _of_layers, wrap)
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters())]
 
 
-def test_trim_to_layer(graph):
-    results = run_as_threads(_trimmed, 2, graph)
+def test_trim_to_layer():
+    assert_alike(_trimmed, ranks=(2,), bits=True, tolerance=1e-12)
+
+
+def _lazy() -> list[Tensor]:
     torch.manual_seed(0)
-    model = Trimmed().double()
-    x, edge_index, hops, edges = _layered(graph, [1, 2, 3])
-    out = model(x, edge_index, hops, edges)[:3]
-    out.square().sum(dim=1).mean().backward()
-    assert_close(results[0][0], out.detach())
-    for _, gradients in results:
-        for name, p in model.named_parameters():
-            assert_close(gradients[name], p.grad)
-
-
-class Hetero(nn.Module):
-    def __init__(self, kind: Callable[..., nn.Module]) -> None:
-        super().__init__()
-        self.first = HeteroConv({rel: kind((-1, -1), 8) for rel in METADATA[1]})
-        norm = partial(BatchNorm, allow_single_element=True)
-        self.norms = nn.ModuleDict({name: norm(8) for name in METADATA[0]})
-        self.second = HeteroConv({rel: kind((-1, -1), 3) for rel in METADATA[1]})
-
-    def forward(self, x: dict[str, Tensor], edge_index: dict[Any, Tensor]) -> Tensor:
-        h = self.first(x, edge_index)
-        h = {name: self.norms[name](rows).relu() for name, rows in h.items()}
-        return self.second(h, edge_index)['paper']
-
-
-def _hetero_inputs(data: HeteroData) -> tuple[dict[str, Tensor], dict[Any, Tensor]]:
-    x = {name: data[name].x for name in ('paper', 'author')}
-    x['term'] = torch.ones(data['term'].num_nodes, 2, dtype=torch.float64)
-    return x, {rel: data[rel].edge_index for rel in METADATA[1]}
-
-
-def _hetero(kind: Callable[..., nn.Module]) -> Hetero:
-    torch.manual_seed(0)
-    model = Hetero(kind).double().eval()
-    with torch.no_grad():
-        model(*_hetero_inputs(hetero_graph()))
-    return model.train()
-
-
-def _sage(i: Any, o: int) -> nn.Module:
-    return SAGEConv(i, o)
-
-
-def _gat(i: Any, o: int) -> nn.Module:
-    return GATConv(i, o, add_self_loops=False)
-
-
-HETERO_SEEDS = [[[0, 3, 4], [], [9]], [[1], [5, 6], [30]]]
-
-
-def _train_hetero(root: str, graph: HeteroData, kind: Any) -> Any:
-    data, model = pyg_sar.load_shard(root), DistributedDataParallel(_hetero(kind))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for seeds in HETERO_SEEDS:
-        batch = hetero_batch_of(graph, 'paper', _seeds(*seeds))
-        size = batch['paper'].batch_size
-        losses = F.cross_entropy(
-            model(*_hetero_inputs(batch))[:size], batch['paper'].y[:size], reduction='none'
-        )
-        optimizer.zero_grad()
-        mean_of_batches(losses).backward()
-        optimizer.step()
-    model.eval()
-    with torch.no_grad():
-        return gather(model(*_hetero_inputs(data))), model.module.state_dict()
-
-
-@pytest.mark.parametrize('kind', [_sage, _gat], ids=['SAGE', 'GAT'])
-def test_heterogeneous_batches_and_exact_evaluation(tmp_path, kind):
-    graph = hetero_graph()
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method=assignment(3))
-    results = run_as_threads(_train_hetero, 3, str(tmp_path / 'parts'), graph, kind)
-    model = _hetero(kind)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for seeds in HETERO_SEEDS:
-        before = {name: b.clone() for name, b in model.named_buffers()}
-        states = []
-        optimizer.zero_grad()
-        for of_rank in filter(None, seeds):
-            batch = hetero_batch_of(graph, 'paper', torch.tensor(of_rank))
-            size = batch['paper'].batch_size
-            for name, buffer in model.named_buffers():
-                buffer.data = before[name].clone()
-            out = model(*_hetero_inputs(batch))[:size]
-            losses = F.cross_entropy(out, batch['paper'].y[:size], reduction='none')
-            (losses.sum() / sum(map(len, seeds))).backward()  # before buffers change
-            states.append({name: b.clone() for name, b in model.named_buffers()})
-        for name, buffer in model.named_buffers():
-            count = name.rsplit('.', 1)[0] + '.num_batches_tracked'
-            new = [s[name].double() for s in states if s[count] > before[count]]
-            if new:  # a type with one row counts as none
-                buffer.data = torch.stack(new).mean(0).to(buffer.dtype)
-            else:
-                buffer.data = before[name]
-        optimizer.step()
-    model.eval()
-    with torch.no_grad():
-        want = model(*_hetero_inputs(graph))
-    for out, state in results:
-        assert_close(out, want, tolerance=1e-10)
-        assert list(state) == list(model.state_dict())
-        for name, tensor in state.items():
-            assert torch.equal(tensor, results[0][1][name]), name
-
-
-def _lazy(graph: Data) -> list[Tensor]:
-    torch.manual_seed(0)
-    batch = batch_of(graph, _seeds([], [1, 2]))
+    batch = _own([], [1, 2])
     model = DistributedDataParallel(nn.ModuleList([SAGEConv(-1, 3)]).double())
     with torch.no_grad():
         model[0](batch.x, batch.edge_index)
-    model = DistributedDataParallel(model)
-    return [p.detach() for p in model.parameters()]
+    return [p.detach() for p in DistributedDataParallel(model).parameters()]
 
 
-def test_lazy_models_may_see_a_batch_first(graph):
-    first, second = run_as_threads(_lazy, 2, graph)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert all(p.size(-1) in (3, 6) for p in first)
+def test_lazy_models_may_see_a_batch_first():
+    for a, b in zip(*run_as_threads(_lazy, 2), strict=True):
+        assert torch.equal(a, b)
+        assert a.size(-1) in (3, 6)
 
 
-def _embedded(root: str, graph: Data, sparse: bool) -> Any:
-    """Two steps; Adam's moments of rows that no batch asks for stay as they are if it is sparse."""
-    data, model = pyg_sar.load_shard(root), DistributedDataParallel(_net())
-    table = NodeEmbedding(data, 6, seed=1, sparse=sparse).double()
-    kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
-    optimizer = kind(table.parameters(), lr=0.1, eps=1e-3)
-    for seeds in EMBEDDED:
-        batch = batch_of(graph, _seeds(*seeds))
-        batch.x = table(batch.n_id)
-        optimizer.zero_grad()
-        _loss(model, batch).backward()
-        optimizer.step()
-    return gather(table().detach())
-
-
-EMBEDDED = [[[1, 2], [], [9, 30]], [[4], [7], [36]]]
-
-
-def _embedded_alone(graph: Data, weight: Tensor, sparse: bool) -> Tensor:
-    model = _net()
-    table = nn.Embedding.from_pretrained(weight.clone(), freeze=False, sparse=sparse)
-    kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
-    optimizer = kind(table.parameters(), lr=0.1, eps=1e-3)
-    for seeds in EMBEDDED:
-        outs, targets = [], []
-        for own in filter(None, seeds):
-            batch = batch_of(graph, torch.tensor(own))
-            outs.append(model(table(batch.n_id), batch.edge_index)[: len(own)])
-            targets.append(batch.y[: len(own)])
-        optimizer.zero_grad()
-        F.cross_entropy(torch.cat(outs), torch.cat(targets)).backward()
-        optimizer.step()
-    return table.weight.detach()
-
-
-def _first_rows(root: str) -> Any:
-    data = pyg_sar.load_shard(root)
-    return gather(NodeEmbedding(data, 6, seed=1).double()().detach())
-
-
-@pytest.mark.parametrize('sparse', [False, True], ids=['dense', 'sparse'])
-def test_rows_of_an_embedding_by_batch(tmp_path, sparse):
-    graph = small_graph()
-    root = str(cut(graph, 3, tmp_path / 'parts'))
-    results = run_as_threads(_embedded, 3, root, graph, sparse)
-    first = run_as_threads(_first_rows, 3, root)[0]
-    want = _embedded_alone(graph, first, sparse)
-    for rows in results:
-        assert not torch.equal(rows, first)
-        assert_close(rows, want, tolerance=1e-9)
-
-
-def _embedding_refused(root: str) -> list[str]:
-    data = pyg_sar.load_shard(root)
+@on_ranks(2, by='threads')
+def test_rows_of_an_embedding_that_are_not_there(data):
     table, ids = NodeEmbedding(data, 6), torch.tensor([[1, 2], [39, 0]])
     assert torch.equal(table(ids), table.weight[ids])
-    return [attempt(table, torch.tensor([each])) for each in (40, -1)]
-
-
-def test_rows_of_an_embedding_that_are_not_there(tmp_path):
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    for outcomes in run_as_threads(_embedding_refused, 2, root):
-        assert_all_raise(outcomes, 'ValueError', "no node's id")
+    for each in (40, -1):
+        with pytest.raises(ValueError, match="no node's id"):
+            table(torch.tensor([each]))

@@ -3,26 +3,89 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import Wrap, assert_alike, cut_of, gradient, itself
 from few import few
-from hand_batches import batch_of
+from hand_batches import batch_of, hetero_batch_of
+from hetero_graphs import hetero_graph
+from hetero_models import METADATA
 from ranks import run_as_threads
-from small_graphs import assert_close, cut, small_graph
+from small_graphs import assert_close, small_graph
 from torch import Tensor, nn
-from torch_geometric.data import Batch, Data
-from torch_geometric.nn import BatchNorm, GATConv, GCNConv, GINConv, InstanceNorm, SAGEConv
-from torch_geometric.nn.models import GraphSAGE
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.nn import (
+    BatchNorm,
+    GATConv,
+    GCNConv,
+    GINConv,
+    GraphSAGE,
+    HeteroConv,
+    InstanceNorm,
+    SAGEConv,
+)
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, gather
+from pyg_sar import DistributedDataParallel, NodeEmbedding
 from pyg_sar.comm.ranks import rank
 from pyg_sar.loader import mean_of_batches
+
+Seeds = list[list[int]]
+"""Of every rank."""
+
+
+def mean_loss(
+    model: nn.Module, seeds: Seeds, batch: Callable[[Tensor], Any], losses: Any, wrap: Wrap
+) -> Tensor:
+    """The mean of the losses of all ranks' batches: on a rank, or in one process.
+
+    In one process every rank has statistics of its own, as in torch's DDP, and then their mean, of
+    those that saw rows.
+    """
+    if wrap is not itself:
+        return mean_of_batches(losses(model, batch(torch.tensor(seeds[rank()]).long())))
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    found, after = [], []
+    for own in filter(None, seeds):
+        _set_buffers(model, {name: b.clone() for name, b in before.items()})
+        found.append(losses(model, batch(torch.tensor(own))))
+        after.append({name: b.detach().clone() for name, b in model.named_buffers()})
+    new = {}
+    for name, buffer in before.items():
+        of_module = [n for n in before if n.rpartition('.')[0] == name.rpartition('.')[0]]
+        saw = [s for s in after if any(not torch.equal(s[n], before[n]) for n in of_module)]
+        mean = torch.stack([s[name].double() for s in saw or [before]]).mean(0)
+        new[name] = mean.to(buffer.dtype)
+    _set_buffers(model, new)
+    return torch.cat(found).mean()
+
+
+def _set_buffers(model: nn.Module, values: dict[str, Tensor]) -> None:
+    """Other tensors: backward reads those of forward."""
+    for name, value in values.items():
+        owner, _, last = name.rpartition('.')
+        setattr(model.get_submodule(owner), last, value)
+
+
+def _trained(model: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> list[Any]:
+    """Of every step of SGD the loss, gradients and the state afterwards."""
+    inner: Any = getattr(model, 'module', model)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for loss_of in losses:
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        gradients = [gradient(p).clone() for p in inner.parameters()]
+        state = {name: t.clone() for name, t in inner.state_dict().items()}
+        found.append([loss.detach(), gradients, state])
+    return found
 
 
 class Net(nn.Module):
@@ -55,12 +118,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     'GraphSAGE': lambda: GraphSAGE(6, 8, 2, 3, norm='BatchNorm'),
 }
 
-SEEDS = {
+SEEDS: dict[int, list[Seeds]] = {
     2: [[[0, 5, 9], [17]], [[3], []], [[1, 2, 30], [8, 21, 22, 39]]],
     3: [[[0, 5], [9, 17, 20], []], [[1, 39], [], [7, 8]], [[4], [11, 12], [3, 14, 15]]],
     4: [[[0], [5, 9], [17], [30, 31]], [[1, 2], [], [], [35]], [[3], [4], [6], [7]]],
 }
-"""By world size the seeds of every step and rank; some have none."""
+"""By world size the seeds of every step; some ranks have none."""
 
 
 def _model(name: str) -> nn.Module:
@@ -73,105 +136,50 @@ def _losses(model: nn.Module, batch: Data) -> Tensor:
     return F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
 
 
-def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
+def _batches(data: Any, wrap: Wrap, name: str, steps: list[Seeds], full: bool) -> Any:
+    """Steps on batches, with `full` a step on the whole graph after each; then an evaluation."""
+    model, graph = wrap(_model(name)), small_graph()
 
+    def of_graph() -> Tensor:
+        out = model(data.x, data.edge_index)[data.train_mask]
+        return F.cross_entropy(out, data.y[data.train_mask])
 
-def _grad(p: Tensor) -> Tensor:
-    return torch.zeros_like(p) if p.grad is None else p.grad
-
-
-def _found(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    gradients = {name: _grad(p).clone() for name, p in model.named_parameters()}
-    return gradients, {name: t.clone() for name, t in model.state_dict().items()}
-
-
-def _train_ranks(root: str, graph: Data, name: str, steps: Any, full: bool) -> Any:
-    """Every step gives gradients and the state afterwards; with `full` a whole step after each."""
-    data = pyg_sar.load_shard(root)
-    model = DistributedDataParallel(_model(name))
-    optimizer, found = _optimizer(model), []
-
-    def step(loss: Tensor) -> None:
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        found.append((loss.detach(), *_found(model.module)))
-
+    losses: list[Callable[[], Tensor]] = []
     for seeds in steps:
-        batch = batch_of(graph, torch.tensor(seeds[rank()], dtype=torch.int64))
-        step(mean_of_batches(_losses(model, batch)))
-        if full:
-            out = model(data.x, data.edge_index)[data.train_mask]
-            step(F.cross_entropy(out, data.y[data.train_mask]))
+        losses.append(partial(mean_loss, model, seeds, partial(batch_of, graph), _losses, wrap))
+        losses += [of_graph] if full else []
+    found = _trained(model, losses)
     model.eval()
-    with torch.no_grad():
-        return found, gather(model(data.x, data.edge_index))
-
-
-def _mean_of_buffers(model: nn.Module, states: list[dict[str, Tensor]]) -> None:
-    for name, buffer in model.named_buffers():
-        mean = torch.stack([state[name].double() for state in states]).mean(0)
-        buffer.data = mean.to(buffer.dtype)
-
-
-def _train_alone(graph: Data, name: str, steps: Any, full: bool) -> Any:
-    """What torch's DDP has on every rank, but for the running statistics, which are the mean."""
-    model = _model(name)
-    optimizer, found = _optimizer(model), []
-
-    def end_step(loss: Tensor) -> None:
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        found.append((loss.detach(), *_found(model)))
-
-    for seeds in steps:
-        batches = [batch_of(graph, torch.tensor(each)) for each in seeds if each]
-        before = {name: b.clone() for name, b in model.named_buffers()}
-        losses, after = [], []
-        for batch in batches:
-            for key, buffer in model.named_buffers():
-                buffer.data = before[key].clone()  # of every rank its own
-            losses.append(_losses(model, batch))
-            after.append({key: b.detach().clone() for key, b in model.named_buffers()})
-        _mean_of_buffers(model, after)
-        end_step(torch.cat(losses).mean())
-        if full:
-            out = model(graph.x, graph.edge_index)[graph.train_mask]
-            end_step(F.cross_entropy(out, graph.y[graph.train_mask]))
-    model.eval()
-    with torch.no_grad():
-        return found, model(graph.x, graph.edge_index)
+    return found, model(data.x, data.edge_index).detach()
 
 
 @pytest.mark.parametrize(
     'full', [True, pytest.param(False, marks=pytest.mark.slow)], ids=['and full batches', 'batches']
 )
 @pytest.mark.parametrize('name', few(MODELS))
-@pytest.mark.parametrize(
-    'world_size', [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
-)
-def test_training_on_batches_and_exact_evaluation(tmp_path, name, world_size, full):
+@pytest.mark.parametrize('size', [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
+def test_training_on_batches_and_exact_evaluation(name, size, full):
     """Gradients, weights and running statistics of every step, and then outputs of the whole."""
-    graph, steps = small_graph(), SEEDS[world_size]
-    root = str(cut(graph, world_size, tmp_path / 'parts'))
-    results = run_as_threads(_train_ranks, world_size, root, graph, name, steps, full)
-    steps_alone, out = _train_alone(graph, name, steps, full)
-    for i, (loss, gradients, state) in enumerate(steps_alone):
-        for found, _ in results:
-            assert_close(found[i][0], loss, tolerance=1e-10)
-            for got, want in zip(found[i][1:], (gradients, state), strict=True):
-                assert list(got) == list(want)
-                for key in want:
-                    assert_close(got[key], want[key], tolerance=1e-10)
-            for key, tensor in found[i][2].items():  # weights and statistics: to the bit
-                assert torch.equal(tensor, results[0][0][i][2][key]), key
-    for _, rows in results:
-        assert_close(rows, out, tolerance=1e-10)
+    assert_alike(_batches, name, SEEDS[size], full, ranks=(size,), bits=True)
 
 
-def _gradients_of_parts(graph: Data, name: str, seeds: list[list[int]], world_size: int) -> Any:
+def _without_history(data: Any, wrap: Wrap) -> list[Any]:
+    """The losses of a rank without seeds are a plain tensor: they depend on no model."""
+    model, seeds = wrap(_model('SAGE, BatchNorm1d')), [[1, 2, 3], []]
+
+    def losses(model: nn.Module, batch: Data) -> Tensor:
+        found = _losses(model, batch)
+        return found if batch.batch_size else torch.zeros(0, dtype=torch.float64)
+
+    batch = partial(batch_of, small_graph())
+    return _trained(model, [partial(mean_loss, model, seeds, batch, losses, wrap)])
+
+
+def test_a_rank_whose_losses_depend_on_nothing():
+    assert_alike(_without_history, ranks=(2,), bits=True, tolerance=1e-12)
+
+
+def _gradients_of_parts(graph: Data, name: str, seeds: Seeds, world_size: int) -> Any:
     """A rank computes the disjoint union of the batches of its parts."""
     model = DistributedDataParallel(_model(name))
     own = seeds[rank() :: world_size]
@@ -179,74 +187,49 @@ def _gradients_of_parts(graph: Data, name: str, seeds: list[list[int]], world_si
     out = model(union.x, union.edge_index)[union.is_seed]
     loss = mean_of_batches(F.cross_entropy(out, union.y[union.is_seed], reduction='none'))
     loss.backward()
-    return loss.detach(), _found(model.module)[0]
+    return [loss.detach(), *(gradient(p) for p in model.parameters())]
 
 
 @pytest.mark.parametrize('name', ['SAGE', 'GAT', 'GCN'])
 def test_parts_on_any_number_of_ranks(name):
     seeds = [[0, 5, 9], [17], [30, 31], [3, 4, 39, 22]]
-    results = [
+    one, *others = [
         run_as_threads(_gradients_of_parts, n, small_graph(), name, seeds, n) for n in (1, 2, 4)
     ]
-    loss, want = results[0][0]
-    for found in results[1:]:
-        for other, gradients in found:
-            assert_close(other, loss)
-            for key, gradient in want.items():
-                assert_close(gradients[key], gradient)
+    for found in (each for of_ranks in others for each in of_ranks):
+        for got, want in zip(found, one[0], strict=True):
+            assert_close(got, want)
 
 
-def _accumulated(graph: Data, seeds: Any) -> Any:
+def _accumulated(graph: Data, seeds: list[Seeds]) -> Any:
     model = DistributedDataParallel(_model('SAGE, BatchNorm1d'))
     for i, of_ranks in enumerate(seeds):
         with model.no_sync() if i + 1 < len(seeds) else nullcontext():
             batch = batch_of(graph, torch.tensor(of_ranks[rank()], dtype=torch.int64))
             mean_of_batches(_losses(model, batch)).backward()
-    return _found(model.module)
+    return [p.grad for p in model.module.parameters()], model.module.state_dict()
 
 
 def test_accumulated_gradients():
     """Two batches, of which one rank has only one: a rank's statistics are those after both."""
     graph, seeds = small_graph(), [[[0, 5], [9, 17, 20], []], [[1, 39], [21], [7, 8]]]
     results = run_as_threads(_accumulated, 3, graph, seeds)
-    model = _model('SAGE, BatchNorm1d')
-    states = []
+    model, ranks = _model('SAGE, BatchNorm1d'), []
     for r in range(3):
         own = copy.deepcopy(model)
-        for i, of_ranks in enumerate(seeds):
+        for of_ranks in seeds:
             if of_ranks[r]:
                 losses = _losses(own, batch_of(graph, torch.tensor(of_ranks[r])))
-                (losses.sum() / sum(map(len, seeds[i]))).backward()
-        states.append(own)
+                (losses.sum() / sum(map(len, of_ranks))).backward()
+        ranks.append(own)
     for gradients, state in results:
-        for name, gradient in gradients.items():
-            given = [dict(own.named_parameters())[name].grad for own in states]
-            assert_close(gradient, torch.stack(given).sum(0), tolerance=1e-10)
+        for found, *given in zip(gradients, *(own.parameters() for own in ranks), strict=True):
+            assert_close(found, sum(p.grad for p in given), tolerance=1e-10)
         for name in ('before.running_mean', 'between.running_var'):
-            want = torch.stack([own.state_dict()[name] for own in states]).mean(0)
+            want = torch.stack([own.state_dict()[name] for own in ranks]).mean(0)
             assert_close(state[name], want)
             assert torch.equal(state[name], results[0][1][name])
         assert int(state['before.num_batches_tracked']) == 2  # (2 + 2 + 1) / 3, rounded
-
-
-def _without_history(graph: Data) -> Any:
-    """The losses of a rank without seeds are a plain tensor: they depend on no model."""
-    model = DistributedDataParallel(_model('SAGE, BatchNorm1d'))
-    seeds = torch.tensor([[1, 2, 3], []][rank()], dtype=torch.int64)
-    losses = _losses(model, batch_of(graph, seeds))
-    mean_of_batches(losses if seeds.numel() else torch.zeros(0, dtype=torch.float64)).backward()
-    return _found(model.module)
-
-
-def test_a_rank_whose_losses_depend_on_nothing(graph):
-    results = run_as_threads(_without_history, 2, graph)
-    model = _model('SAGE, BatchNorm1d')
-    _losses(model, batch_of(graph, torch.tensor([1, 2, 3]))).mean().backward()
-    for gradients, state in results:
-        for name, p in model.named_parameters():
-            assert_close(gradients[name], p.grad)
-        for name, tensor in model.state_dict().items():
-            assert_close(state[name], tensor)
 
 
 def _nobody_has_seeds(graph: Data) -> Any:
@@ -254,14 +237,13 @@ def _nobody_has_seeds(graph: Data) -> Any:
     before = {name: t.clone() for name, t in model.module.state_dict().items()}
     loss = mean_of_batches(_losses(model, batch_of(graph, torch.empty(0, dtype=torch.int64))))
     loss.backward()
-    return loss.item(), before, *_found(model.module)
+    assert loss == 0
+    assert not any(gradient(p).any() for p in model.parameters())
+    assert all(torch.equal(model.module.state_dict()[name], t) for name, t in before.items())
 
 
 def test_a_step_without_any_seeds(graph):
-    for loss, before, gradients, state in run_as_threads(_nobody_has_seeds, 3, graph):
-        assert loss == 0
-        assert all(not gradient.any() for gradient in gradients.values())
-        assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
+    run_as_threads(_nobody_has_seeds, 3, graph)
 
 
 def _counted(root: str, graph: Data) -> list[list[str]]:
@@ -292,14 +274,102 @@ def _counted(root: str, graph: Data) -> list[list[str]]:
     return calls
 
 
-def test_collectives_of_a_step(tmp_path):
+def test_collectives_of_a_step(graph):
     """Threads compare what they are at where they meet for the numbers."""
-    graph = small_graph()
-    calls = run_as_threads(_counted, 2, str(cut(graph, 2, tmp_path / 'parts')), graph)
+    calls = run_as_threads(_counted, 2, cut_of(small_graph, 2), graph)
     assert calls[0] == calls[1]
     forward, loss, backward, evaluation, _, _, whole = calls[0]
-    assert forward == []
+    assert forward == evaluation == []
     assert [len(loss), len(backward)] == [1, 1]
     assert 'sum of the gradients of parameters of a batch in training' in backward[-1]
-    assert evaluation == []
     assert whole  # the convs exchange rows
+
+
+# Types of nodes, and tables of nodes
+
+
+class Hetero(nn.Module):
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.first = HeteroConv({rel: kind((-1, -1), 8) for rel in METADATA[1]})
+        norm = partial(BatchNorm, allow_single_element=True)
+        self.norms = nn.ModuleDict({name: norm(8) for name in METADATA[0]})
+        self.second = HeteroConv({rel: kind((-1, -1), 3) for rel in METADATA[1]})
+
+    def forward(self, x: dict[str, Tensor], edge_index: dict[Any, Tensor]) -> Tensor:
+        h = self.first(x, edge_index)
+        h = {name: self.norms[name](rows).relu() for name, rows in h.items()}
+        return self.second(h, edge_index)['paper']
+
+
+def _hetero_inputs(data: HeteroData) -> tuple[dict[str, Tensor], dict[Any, Tensor]]:
+    x = {name: data[name].x for name in ('paper', 'author')}
+    x['term'] = torch.ones(data['term'].num_nodes, 2, dtype=torch.float64)
+    return x, {rel: data[rel].edge_index for rel in METADATA[1]}
+
+
+def _hetero_losses(model: nn.Module, batch: HeteroData) -> Tensor:
+    size = batch['paper'].batch_size
+    out = model(*_hetero_inputs(batch))[:size]
+    return F.cross_entropy(out, batch['paper'].y[:size], reduction='none')
+
+
+def _sage(i: Any, o: int) -> nn.Module:
+    return SAGEConv(i, o)
+
+
+def _gat(i: Any, o: int) -> nn.Module:
+    return GATConv(i, o, add_self_loops=False)
+
+
+def _hetero(data: Any, wrap: Wrap, kind: Callable[..., nn.Module]) -> Any:
+    torch.manual_seed(0)
+    plain = Hetero(kind).double().eval()
+    with torch.no_grad():
+        plain(*_hetero_inputs(hetero_graph()))
+    model = wrap(plain.train())
+    batch = partial(hetero_batch_of, hetero_graph(), 'paper')
+    steps = [[[0, 3, 4], [], [9]], [[1], [5, 6], [30]]]
+    found = _trained(
+        model, [partial(mean_loss, model, each, batch, _hetero_losses, wrap) for each in steps]
+    )
+    model.eval()
+    return [state for _, _, state in found], model(*_hetero_inputs(data)).detach()
+
+
+@pytest.mark.parametrize('kind', [_sage, _gat], ids=['SAGE', 'GAT'])
+def test_heterogeneous_batches_and_exact_evaluation(kind):
+    """A type with one row counts as none."""
+    assert_alike(_hetero, kind, graph=hetero_graph, cut='random', bits=True)
+
+
+EMBEDDED = [[[1, 2], [], [9, 30]], [[4], [7], [36]]]
+
+
+def _embedded(data: Any, wrap: Wrap, sparse: bool) -> Tensor:
+    """Two steps; Adam's moments of rows that no batch asks for stay as they are if it is sparse."""
+    graph, model = small_graph(), wrap(_model('SAGE'))
+    table: Any = NodeEmbedding(data, 6, seed=1, sparse=sparse).double()
+    if wrap is itself:
+        rows = table.weight.detach().clone()
+        table = nn.Embedding.from_pretrained(rows, freeze=False, sparse=sparse)
+    kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
+    optimizer = kind(table.parameters(), lr=0.1, eps=1e-3)
+
+    def looked_up(seeds: Tensor) -> Data:
+        batch = batch_of(graph, seeds)
+        batch.x = table(batch.n_id)
+        return batch
+
+    before = table.weight.detach().clone()
+    for seeds in EMBEDDED:
+        optimizer.zero_grad()
+        mean_loss(model, seeds, looked_up, _losses, wrap).backward()
+        optimizer.step()
+    assert not torch.equal(before, table.weight)
+    return table.weight.detach()
+
+
+@pytest.mark.parametrize('sparse', [False, True], ids=['dense', 'sparse'])
+def test_rows_of_an_embedding_by_batch(sparse):
+    assert_alike(_embedded, sparse, tolerance=1e-9)

@@ -1,30 +1,26 @@
-"""Edges, weights and ids that change from call to call and come again, on one rank or on all.
+"""Edges and weights that change from call to call and come again, on one rank or on all.
 
-What ranks make together for a call (sums in place of rows, chunks, reversed edges, routes of rows)
-is remembered. On a rank whose own edges are equal in two calls it could be that of another call
-than on the others.
+What ranks make together for a call (sums in place of rows, chunks, reversed edges) is remembered.
+On a rank whose own edges are equal in two calls it could be that of another call than on the
+others. Drawn sequences of calls: tests/properties/test_sequence_properties.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import run_as_threads, run_ranks
+from alike import Wrap, assert_alike
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GraphConv, RGCNConv, SAGEConv
 from torch_geometric.nn.models import GraphSAGE
 
-import pyg_sar
-from pyg_sar.comm.rows_by_id import rows
-
 HALF = 40
-ORDERS = ('ABABA', 'AABBA', 'ABCABC')
+ORDER = 'ABCABAABBA'
 
 
 def _graph() -> Data:
@@ -71,43 +67,22 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
 }
 
 
-def _sequence(data: Any, name: str, order: str, wrap: Callable[[Any], Any]) -> list[Tensor]:
+CUT = [i // HALF for i in range(2 * HALF)]
+
+
+def _sequence(data: Any, wrap: Wrap, name: str, order: str) -> list[Any]:
     """Outputs of all calls, then gradients of features and parameters."""
-    torch.manual_seed(0)
     make, call = CASES[name]
     conv = wrap(make().double())
     x = data.x.clone().requires_grad_()
     outs = [call(conv, data, x, which) for which in order]
     sum((i + 1) * out.square().mean() for i, out in enumerate(outs)).backward()
-    found = [out.detach() for out in outs] + [x.grad]
-    found = [out if type(out) is Tensor else pyg_sar.gather(out) for out in found]
-    return [*found, *(p.grad for p in conv.parameters())]
+    return [[out.detach() for out in outs], x.grad, [p.grad for p in conv.parameters()]]
 
 
-def _on_rank(root: str, name: str, order: str) -> list[Tensor]:
-    data = pyg_sar.load_shard(root)
-    return _sequence(data, name, order, pyg_sar.DistributedDataParallel)
-
-
-@pytest.fixture(scope='module')
-def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp('alternate') / 'parts'
-    pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(2 * HALF) // HALF)
-    return str(root)
-
-
-@pytest.mark.parametrize('order', ORDERS)
 @pytest.mark.parametrize('name', CASES)
-def test_every_call_has_its_own_edges(name: str, order: str, parts: str) -> None:
-    want = _sequence(_graph(), name, order, lambda conv: conv)
-    for got in run_ranks(_on_rank, 2, parts, name, order):
-        torch.testing.assert_close(got, want)
-
-
-def test_threads_have_theirs(parts: str) -> None:
-    want = _sequence(_graph(), 'sums in place of rows', 'ABCABC', lambda conv: conv)
-    for got in run_as_threads(_on_rank, 2, parts, 'sums in place of rows', 'ABCABC'):
-        torch.testing.assert_close(got, want)
+def test_every_call_has_its_own_edges(name: str) -> None:
+    assert_alike(_sequence, name, ORDER, graph=_graph, cut=CUT, ranks=(2,), tolerance=1e-12)
 
 
 def _temporal_graph() -> Data:
@@ -119,14 +94,22 @@ def _temporal_graph() -> Data:
     return data
 
 
-def _trained(data: Any, kind: str, wrap: Callable[[Any], Any]) -> list[float]:
-    torch.manual_seed(0)
+class _Relations(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([RGCNConv(6, 8, 3), RGCNConv(8, 3, 3)])
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        hidden = self.layers[0](x, edge_index, edge_type).relu()
+        return self.layers[1](hidden, edge_index, edge_type)
+
+
+def _trained(data: Any, wrap: Wrap, kind: str) -> list[float]:
     if kind == 'snapshots':
         model = wrap(GraphSAGE(6, 8, 2, 3).double())
         arguments = [(data.x, data.edge_index[:, data.time == t]) for t in range(3)]
     else:
-        layers = torch.nn.ModuleList([RGCNConv(6, 8, 3), RGCNConv(8, 3, 3)]).double()
-        model = wrap(_Relations(layers))
+        model = wrap(_Relations().double())
         arguments = [(data.x, data.edge_index, data.edge_type)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     losses = []
@@ -140,82 +123,6 @@ def _trained(data: Any, kind: str, wrap: Callable[[Any], Any]) -> list[float]:
     return losses
 
 
-class _Relations(torch.nn.Module):
-    def __init__(self, layers: torch.nn.ModuleList) -> None:
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
-        hidden = self.layers[0](x, edge_index, edge_type).relu()
-        out: Tensor = self.layers[1](hidden, edge_index, edge_type)
-        return out
-
-
-def _trained_on_rank(root: str, kind: str) -> list[float]:
-    return _trained(pyg_sar.load_shard(root), kind, pyg_sar.DistributedDataParallel)
-
-
 @pytest.mark.parametrize('kind', ['snapshots', 'relations without in-edges'])
-def test_models_on_parts_of_the_edges(kind: str, tmp_path: Path) -> None:
-    graph, root = _temporal_graph(), tmp_path / 'parts'
-    pyg_sar.partition_graph(graph, 2, root, method=torch.arange(2 * HALF) // HALF)
-    want = _trained(graph, kind, lambda model: model)
-    for got in run_ranks(_trained_on_rank, 2, str(root), kind):
-        assert got == pytest.approx(want, rel=1e-9)
-
-
-def _by_id(root: str) -> list[Tensor]:
-    data = pyg_sar.load_shard(root)
-    none, a, b = torch.empty(0, dtype=torch.long), torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])
-    is_first = pyg_sar.comm.ranks.rank() == 0
-    x, n_id = pyg_sar.local((data.x, data.n_id))
-    return [rows(x, none if is_first else ids, n_id) for ids in (a, b, a, b)]
-
-
-def test_rows_by_ids_that_one_rank_keeps(parts: str) -> None:
-    x = _graph().x
-    for first, second in zip(*run_ranks(_by_id, 2, parts), strict=True):
-        assert first.size(0) == 0
-        assert any(torch.equal(second, x[i : i + 3]) for i in (1, 4))
-    got = run_ranks(_by_id, 2, parts)[1]
-    torch.testing.assert_close(got, [x[i : i + 3] for i in (1, 4, 1, 4)])
-
-
-def _rounded_first(root: str) -> list[Tensor]:
-    data = pyg_sar.load_shard(root)
-    torch.manual_seed(0)
-    convs = [SAGEConv(6, 4).double() for _ in range(2)]
-    pyg_sar.SARConv(convs[0], exchange_dtype=torch.bfloat16)(data.x, data.edge_index)
-    exact = pyg_sar.SARConv(convs[1])
-    out, alone = exact(data.x, data.edge_index), exact(data.x.clone(), data.edge_index)
-    return [pyg_sar.gather(each).detach() for each in (out, alone)]
-
-
-def test_sums_of_rounded_rows_serve_no_exact_conv(parts: str) -> None:
-    out, alone = run_ranks(_rounded_first, 2, parts)[0]
-    torch.testing.assert_close(out, alone)
-
-
-def _in_inference_mode(data: Any) -> list[float]:
-    with torch.inference_mode():
-        mask = torch.zeros(2 * HALF, dtype=torch.bool)
-        edges = torch.tensor([[0, 1, 50], [2, 60, 3]])
-        torch.manual_seed(0)
-        conv = pyg_sar.DistributedDataParallel(SAGEConv(6, 4).double())
-        found = []
-        for count in (4, 60, 4):
-            mask[:count], mask[count:] = True, False
-            edges[0, 0] = count
-            found += [data.x[mask].mean().item(), float(data.x[mask].size(0))]
-            found.append(conv(data.x, edges).sum().item())
-    return found
-
-
-def _in_inference_mode_on_rank(root: str) -> list[float]:
-    return _in_inference_mode(pyg_sar.load_shard(root))
-
-
-def test_changes_in_inference_mode_are_seen(parts: str) -> None:
-    want = _in_inference_mode(_graph())
-    for got in run_ranks(_in_inference_mode_on_rank, 2, parts):
-        assert got == pytest.approx(want, rel=1e-9)
+def test_models_on_parts_of_the_edges(kind: str) -> None:
+    assert_alike(_trained, kind, graph=_temporal_graph, cut=CUT, ranks=(2,), tolerance=1e-9)

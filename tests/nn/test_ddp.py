@@ -1,27 +1,28 @@
-"""DistributedDataParallel: gradients of one process, and every rank ends up the same."""
+"""DistributedDataParallel: accumulation, what differs or is refused, torch's own interface."""
 
 from __future__ import annotations
 
-import copy
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from alike import Wrap, assert_alike, cut_of, itself
 from ddp_model import make_model
 from on_ranks import on_ranks
-from ranks import run_ranks
-from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
+from ranks import run_as_threads, run_once
+from small_graphs import assert_all_raise, assert_close, attempt, small_graph
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel as Torchs
 from torch_geometric.data import Data
-from torch_geometric.nn import LGConv
+from torch_geometric.nn import GCNConv, LGConv
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, SARConv
+from pyg_sar import DistributedDataParallel
+from pyg_sar.comm.ranks import rank
 
 
 def _loss(model: torch.nn.Module, data: Data) -> Tensor:
@@ -29,64 +30,44 @@ def _loss(model: torch.nn.Module, data: Data) -> Tensor:
     return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
 
-def _grads(model: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+def _grads(model: torch.nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters()]
 
 
-def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without the prefixes of SARConv, by the order of the parameters."""
-    return dict(enumerate(tensors.values()))  # type: ignore[arg-type]
-
-
-def _assert_same(found: dict[Any, Tensor], want: dict[Any, Tensor], **kwargs: float) -> None:
-    found, want = _plain_names(found), _plain_names(want)
-    assert list(found) == list(want)
-    for key, value in want.items():
-        assert_close(found[key], value, **kwargs)
-
-
-def _root(graph: Data, tmp_path: Path, num_parts: int, kind: str = 'uneven') -> str:
-    return str(cut(graph, num_parts, tmp_path / f'parts {num_parts} {kind}', kind))
-
-
-def _accumulated(root: str) -> list[dict[str, Tensor]]:
+def _accumulated(root: str) -> list[list[Tensor]]:
     data = pyg_sar.load_shard(root)
-    model = DistributedDataParallel(make_model())
-    model.eval()
-    steps = []
+    model = DistributedDataParallel(make_model()).eval()
     with model.no_sync():
         _loss(model, data).backward()
-        steps.append(copy.deepcopy(_grads(model.module)))
+        first = _grads(model)
         (2 * _loss(model, data)).backward()
     (3 * _loss(model, data)).backward()
-    steps.append(_grads(model.module))
-    return steps
+    return [first, _grads(model)]
 
 
-def test_no_sync_accumulates(graph, tmp_path):
+def test_no_sync_accumulates(graph):
     """Inside no_sync gradients are a rank's own; the next backward averages all that gathered."""
     model = make_model().eval()
     _loss(model, graph).backward()
-    one = _grads(model)
-    results = run_ranks(_accumulated, 3, _root(graph, tmp_path, 3))
+    results = run_as_threads(_accumulated, 3, cut_of(small_graph, 3))
     local = [first for first, _ in results]
-    names = list(local[0])
     # Whole gradients are in nobody's hands yet.
-    assert any(not torch.equal(local[0][name], local[1][name]) for name in names)
-    _assert_same({n: sum(gradients[n] for gradients in local) / 3 for n in names}, one)
-    for _, accumulated in results:
-        _assert_same(accumulated, {name: 6 * value for name, value in one.items()})
+    assert any(not torch.equal(a, b) for a, b in zip(local[0], local[1], strict=True))
+    for i, want in enumerate(_grads(model)):
+        assert_close(sum(first[i] for first in local) / 3, want)
+        for _, accumulated in results:
+            assert_close(accumulated[i], 6 * want)
 
 
 @pytest.mark.parametrize(
     ('what', 'name'), [('parameter', 'first.'), ('buffer', 'norm.running_mean')]
 )
-@on_ranks(3, 0)
+@on_ranks(3, 0, by='threads')
 def test_numbers_that_differ_between_ranks(what, name):
-    rank = dist.get_rank()
-    model = make_model(rank if what == 'parameter' else 0)
+    number = rank()
+    model = make_model(number if what == 'parameter' else 0)
     if what == 'buffer':
-        model.norm.running_mean[1] += rank
+        model.norm.running_mean[1] += number
     with pytest.raises(ValueError, match=rf"'{name}.*rank 1"):
         DistributedDataParallel(model)
 
@@ -102,43 +83,6 @@ class Propagate(torch.nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.norm(self.conv(x, edge_index)) * self.scale
-
-
-@on_ranks()
-def test_without_learnable_parameters(data):
-    graph, results = small_graph(), []
-    for of, wrapped in ((graph, None), (data, DistributedDataParallel)):
-        module = Propagate(2.0).double()
-        model = module if wrapped is None else wrapped(module)
-        x = of.x.clone().requires_grad_()
-        with nullcontext() if wrapped is None else model.no_sync():
-            out = model(x, of.edge_index)
-            out.pow(2).sum().backward()
-        results.append((*pyg_sar.local((out.detach(), x.grad)), module.state_dict()))
-    (out, grad, state), (own, own_grad, own_state) = results
-    n_id = pyg_sar.local(data.n_id)
-    assert_close(own, out[n_id])
-    assert_close(own_grad, grad[n_id])
-    assert own_state['scale'] == 2.0
-    assert_close(own_state['norm.running_var'], state['norm.running_var'])
-
-
-def test_one_process_without_init(graph, tmp_path):
-    data = pyg_sar.load_shard(_root(graph, tmp_path, 3))
-    plain, module = make_model(), make_model()
-    model = DistributedDataParallel(module)
-    assert model.module is module
-    assert isinstance(module.first, SARConv)
-    with model.no_sync():
-        _loss(model, data).backward()
-    _loss(model, data).backward()
-    _loss(plain, graph).backward()
-    _loss(plain, graph).backward()
-    _assert_same(_grads(model), _grads(plain))
-    assert list(model.state_dict()) == list(plain.state_dict())
-    assert next(model.parameters()) is next(module.parameters())
-    model.eval()
-    assert not module.training
 
 
 # What is refused, and which options reach whom.
@@ -172,18 +116,88 @@ def test_refused_on_all_ranks(make, kwargs, words, world_size):
     if world_size is None:
         outcomes = [_built(kwargs, make)]
     else:
-        outcomes = run_ranks(_built, world_size, kwargs, make)
+        outcomes = run_as_threads(_built, world_size, kwargs, make)
     assert_all_raise(outcomes, 'ValueError', words)
 
 
-def test_an_unknown_option_is_an_error():
-    outcomes = run_ranks(_built, 2, {'overlap': True}, 'net')
-    assert_all_raise(outcomes, 'TypeError', 'overlap')
+def _propagated(data: Any, wrap: Wrap) -> list[Any]:
+    module = Propagate(2.0).double()
+    model, x = wrap(module), data.x.clone().requires_grad_()
+    with nullcontext() if wrap is itself else model.no_sync():
+        out = model(x, data.edge_index)
+        out.pow(2).sum().backward()
+    return [out.detach(), x.grad, module.state_dict()]
 
 
-@on_ranks(2, 0)
-def test_a_wrapped_model():
-    ours = DistributedDataParallel(DistributedDataParallel(make_model(), mode='one_shot'))
-    assert [m.sar_options.mode for m in ours.modules() if isinstance(m, SARConv)] == [
-        'one_shot'
-    ] * 2
+def test_without_learnable_parameters():
+    assert_alike(_propagated, tolerance=1e-12)
+
+
+# Arguments and methods of torch's DistributedDataParallel, in programs written for it
+
+
+HARMLESS: list[dict[str, Any]] = [
+    {'output_device': None},
+    {'bucket_cap_mb': None, 'mixed_precision': None, 'device_mesh': None},
+    {'output_device': 0, 'dim': 0, 'init_sync': True, 'check_reduction': False},
+    {'find_unused_parameters': True, 'static_graph': True, 'gradient_as_bucket_view': True},
+]
+
+
+@pytest.mark.parametrize('options', HARMLESS)
+def test_harmless_options(options: dict[str, Any]) -> None:
+    pyg_sar.DistributedDataParallel(GCNConv(2, 2), **options)
+
+
+def test_others_are_named() -> None:
+    with pytest.raises(TypeError, match=r"'mixed_precision' of torch's .* leave it out"):
+        pyg_sar.DistributedDataParallel(GCNConv(2, 2), mixed_precision=torch.float16)
+    with pytest.raises(TypeError, match="'dim' of torch's"):
+        pyg_sar.DistributedDataParallel(GCNConv(2, 2), dim=1)
+    with pytest.raises(TypeError, match="no option 'mod'; do you mean mode"):
+        pyg_sar.DistributedDataParallel(GCNConv(2, 2), mod='one_shot')
+
+
+class _Joins(GCNConv):
+    def join(self) -> str:
+        return 'own'
+
+
+def test_methods() -> None:
+    model = pyg_sar.DistributedDataParallel(GCNConv(2, 2))
+    for name in ('join', 'register_comm_hook'):
+        assert callable(getattr(Torchs, name))
+        with pytest.raises(ValueError, match=rf"'{name}' of torch's .*: leave it out"):
+            getattr(model, name)(None)
+    assert model.module is model
+    assert pyg_sar.DistributedDataParallel(_Joins(2, 2)).join() == 'own'
+    with pytest.raises(AttributeError, match='no_such'):
+        _ = model.no_such
+
+
+def _two_threads(root: str) -> list[str]:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(0)
+    models = [pyg_sar.DistributedDataParallel(GCNConv(6, 4).double()) for _ in range(2)]
+    found: list[str] = []
+
+    def train(model: torch.nn.Module) -> None:
+        def steps() -> None:
+            for _ in range(200):
+                model(data.x, data.edge_index).square().mean().backward()
+
+        found.append(attempt(steps))
+
+    threads = [threading.Thread(target=train, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_two_threads_of_one_rank() -> None:
+    root = cut_of(small_graph, 2)
+    found = [text for of_rank in run_once(_two_threads, 2, root) for text in of_rank]
+    assert any('one thread of a rank computes on rows' in text for text in found), found
+    assert 'no error' not in found

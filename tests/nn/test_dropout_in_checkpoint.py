@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import cut_of
 from ranks import run_as_threads, run_ranks
-from small_graphs import cut, small_graph
+from small_graphs import small_graph
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import DeepGCNLayer, GATConv, SAGEConv, TransformerConv
@@ -80,15 +81,9 @@ def _trained(root: str, reentrant: bool | None, mode: str = 'sequential') -> lis
 
 
 @pytest.fixture(scope='module')
-def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    folder = tmp_path_factory.mktemp('parts')
-    return {p: str(cut(small_graph(), p, folder / str(p))) for p in (1, 3)}
-
-
-@pytest.fixture(scope='module')
-def expected(roots: dict[int, str]) -> list[Any]:
+def expected() -> list[Any]:
     """Of one process, without any checkpoint."""
-    return _trained(roots[1], None)
+    return _trained(cut_of(small_graph, 1), None)
 
 
 def _check(found: list[Any], expected: list[Any]) -> None:
@@ -96,32 +91,30 @@ def _check(found: list[Any], expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize('reentrant', [False, True])
-def test_losses_and_gradients_are_those_without(
-    roots: dict[int, str], expected: list[Any], reentrant: bool
-) -> None:
-    for found in run_ranks(_trained, 3, roots[3], reentrant):
+def test_losses_and_gradients_are_those_without(expected: list[Any], reentrant: bool) -> None:
+    for found in run_ranks(_trained, 3, cut_of(small_graph, 3), reentrant):
         _check(found, expected)
-    for found in run_as_threads(_trained, 3, roots[3], reentrant, 'one_shot'):
+    for found in run_as_threads(_trained, 3, cut_of(small_graph, 3), reentrant, 'one_shot'):
         _check(found, expected)
-    _check(_trained(roots[1], reentrant), expected)
+    _check(_trained(cut_of(small_graph, 1), reentrant), expected)
 
 
-def test_without_a_checkpoint_on_ranks(roots: dict[int, str], expected: list[Any]) -> None:
-    for found in run_as_threads(_trained, 3, roots[3], None):
+def test_without_a_checkpoint_on_ranks(expected: list[Any]) -> None:
+    for found in run_as_threads(_trained, 3, cut_of(small_graph, 3), None):
         _check(found, expected)
 
 
 @pytest.mark.parametrize('reentrant', [False, True])
-def test_around_the_model_is_refused(roots: dict[int, str], reentrant: bool) -> None:
-    data = pyg_sar.load_shard(roots[1])
+def test_around_the_model_is_refused(reentrant: bool) -> None:
+    data = pyg_sar.load_shard(cut_of(small_graph, 1))
     model = pyg_sar.DistributedDataParallel(_Net(None).double(), dropout_seed=5)
     with pytest.raises(ValueError, match='checkpoint inside of the forward of _Net'):
         _run(model, data.x.requires_grad_(), data.edge_index, reentrant)
 
 
 @pytest.mark.parametrize('reentrant', [False, True])
-def test_one_inside_of_another_is_refused(roots: dict[int, str], reentrant: bool) -> None:
-    data = pyg_sar.load_shard(roots[1])
+def test_one_inside_of_another_is_refused(reentrant: bool) -> None:
+    data = pyg_sar.load_shard(cut_of(small_graph, 1))
     net = _Net(False).double()
     net.blocks[1].reentrant = reentrant
     model = pyg_sar.DistributedDataParallel(net, dropout_seed=5)
@@ -161,7 +154,9 @@ def _kept(function: Any, *args: Any, use_reentrant: bool) -> Any:
 
 
 @pytest.mark.parametrize('seed', [None, 3])
-def test_the_example_of_the_page(roots: dict[int, str], seed: int | None) -> None:
-    expected = run_as_threads(_gradients_of_page, 3, roots[3], _kept, seed)
+def test_the_example_of_the_page(seed: int | None) -> None:
+    expected = run_as_threads(_gradients_of_page, 3, cut_of(small_graph, 3), _kept, seed)
     assert all(grad.abs().max() > 1e-6 for grad in expected[0])
-    _check(run_as_threads(_gradients_of_page, 3, roots[3], checkpoint, seed), expected)
+    _check(
+        run_as_threads(_gradients_of_page, 3, cut_of(small_graph, 3), checkpoint, seed), expected
+    )

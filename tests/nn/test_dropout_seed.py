@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import cut_of
+from copied_modules import copied
 from few import few
 from hetero_graphs import hetero_graph
 from ranks import run_as_threads, run_ranks
-from small_graphs import assert_close, cut, small_graph
+from small_graphs import assert_close, small_graph
 from torch import Tensor
+from torch_geometric.data import Data
 from torch_geometric.nn import (
     GAE,
     GATConv,
@@ -31,7 +33,6 @@ import pyg_sar
 from pyg_sar.utils import rng
 
 SEED = 5
-PARTS = (1, 2, 4, 8)
 
 
 class Flow(MessagePassing):
@@ -76,19 +77,23 @@ class Net(torch.nn.Module):
 
 
 class Run:
-    def __init__(self, root: Path, model: torch.nn.Module | None = None, **options: Any) -> None:
+    """A model in training, on all parts of a folder or on those of a rank."""
+
+    def __init__(self, root: str, model: torch.nn.Module | None = None, **options: Any) -> None:
         self.data = pyg_sar.load_shard(root)
         torch.manual_seed(1)
-        model = Net().double() if model is None else model
+        model = _Plain().double() if model is None else model
         options = {'dropout_seed': SEED, **options}
         self.model = pyg_sar.DistributedDataParallel(model, **options)
         self.optimizer = torch.optim.Adam(self.model.parameters(), 0.01)
         torch.manual_seed(int(pyg_sar.local(self.data.n_id).sum()))  # another one on every rank
 
-    def loss(self) -> Tensor:
+    def __call__(self, model: Any = None) -> Tensor:
         data = self.data
-        out = self.model(data.x, data.edge_index, data.edge_attr)
-        return F.cross_entropy(out, data.y)
+        return (model or self.model)(data.x, data.edge_index, data.edge_attr)
+
+    def loss(self, model: Any = None) -> Tensor:
+        return F.cross_entropy(self(model), self.data.y)
 
     def epochs(self, count: int) -> list[float]:
         losses = []
@@ -101,90 +106,6 @@ class Run:
         return losses
 
 
-def _losses(root: Path, count: int = 3, **options: Any) -> list[float]:
-    return Run(root, **options).epochs(count)
-
-
-def _losses_of_plain(root: Path) -> list[float]:
-    return _losses(root, 20, model=_Plain().double())
-
-
-@pytest.fixture(scope='module')
-def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    folder = tmp_path_factory.mktemp('parts')
-    return {p: cut(small_graph(), p, folder / str(p)) for p in PARTS}
-
-
-@pytest.fixture(scope='module')
-def expected(roots: dict[int, Path]) -> list[float]:
-    return _losses(roots[1])
-
-
-def _check(found: list[list[float]], expected: list[float]) -> None:
-    for losses in found:
-        assert len(losses) == len(expected)
-        assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-10
-
-
-_CUTS = [(2, 2), (4, 4), (8, 8), (8, 1), (8, 2), (4, 2)]
-
-
-@pytest.mark.parametrize(('num_parts', 'num_ranks'), few(_CUTS, 5))
-def test_losses_do_not_depend_on_the_ranks(
-    roots: dict[int, Path], expected: list[float], num_parts: int, num_ranks: int
-) -> None:
-    _check(run_as_threads(_losses, num_ranks, roots[num_parts]), expected)
-
-
-@pytest.mark.parametrize('options', [{'mode': 'one_shot'}, {'mode': 'sequential_no_remat'}])
-def test_losses_do_not_depend_on_how_they_are_computed(
-    roots: dict[int, Path], expected: list[float], options: dict[str, Any]
-) -> None:
-    _check(run_as_threads(_losses, 2, roots[2], **options), expected)
-
-
-def test_pieces_of_a_message_draw_what_the_whole_draws(
-    roots: dict[int, Path], expected: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr('pyg_sar.ops.chunks.CHUNK_BYTES', 1)
-    monkeypatch.setattr('pyg_sar.ops.chunks.MIN_EDGES', 13)
-    monkeypatch.setattr('pyg_sar.nn.dropout._HASHES', 7)
-    _check([_losses(roots[2])], expected)
-
-
-def _saved(root: Path, folder: Path, count: int) -> list[float]:
-    run = Run(root, _Plain().double())
-    losses = run.epochs(count)
-    pyg_sar.save_checkpoint(folder, run.model, run.optimizer, epoch=count)
-    return losses
-
-
-def _resumed(root: Path, folder: Path, count: int) -> list[float]:
-    run = Run(root, _Plain().double())
-    assert pyg_sar.load_checkpoint(folder, run.model, run.optimizer) is not None
-    return run.epochs(count)
-
-
-def test_resumed_on_another_number_of_ranks(roots: dict[int, Path], tmp_path: Path) -> None:
-    expected = _losses_of_plain(roots[1])
-    _check(run_as_threads(_saved, 4, roots[4], tmp_path, 7), expected[:7])
-    _check(run_as_threads(_resumed, 2, roots[8], tmp_path, 13), expected[7:])
-    _check([_resumed(roots[1], tmp_path, 13)], expected[7:])
-
-
-def _gradients(root: Path) -> dict[str, Tensor]:
-    run = Run(root, _Plain().double())
-    run.loss().backward()
-    return {name: p.grad for name, p in run.model.module.named_parameters()}
-
-
-def test_gradients_and_processes(roots: dict[int, Path]) -> None:
-    expected = _gradients(roots[1])
-    for found in run_ranks(_gradients, 2, roots[2]):
-        for name, grad in found.items():
-            torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-12)
-
-
 class _Plain(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -195,15 +116,87 @@ class _Plain(torch.nn.Module):
         return self.second(F.dropout(self.first(x, edge_index), 0.6, self.training), edge_index)
 
 
-def test_masks_by_hand_in_plain_pyg(
-    roots: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+def _root(num_parts: int) -> str:
+    return cut_of(small_graph, num_parts)
+
+
+def _losses(root: str, **options: Any) -> list[float]:
+    torch.manual_seed(1)
+    return Run(root, Net().double(), **options).epochs(3)
+
+
+@pytest.fixture(scope='module')
+def expected() -> list[float]:
+    return _losses(_root(1))
+
+
+def _check(found: list[list[float]], expected: list[float]) -> None:
+    for losses in found:
+        assert len(losses) == len(expected)
+        assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ('num_parts', 'num_ranks'), few([(2, 2), (4, 4), (8, 8), (8, 1), (8, 2), (4, 2)], 5)
+)
+def test_losses_do_not_depend_on_the_ranks(
+    expected: list[float], num_parts: int, num_ranks: int
 ) -> None:
-    run = Run(roots[4], _Plain().double())
+    _check(run_as_threads(_losses, num_ranks, _root(num_parts)), expected)
+
+
+@pytest.mark.parametrize('mode', ['one_shot', 'sequential_no_remat'])
+def test_losses_do_not_depend_on_how_they_are_computed(expected: list[float], mode: str) -> None:
+    _check(run_as_threads(_losses, 2, _root(2), mode=mode), expected)
+
+
+def test_pieces_of_a_message_draw_what_the_whole_draws(
+    expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('pyg_sar.ops.chunks.CHUNK_BYTES', 1)
+    monkeypatch.setattr('pyg_sar.ops.chunks.MIN_EDGES', 13)
+    monkeypatch.setattr('pyg_sar.nn.dropout._HASHES', 7)
+    _check([_losses(_root(2))], expected)
+
+
+def _saved(root: str, folder: Path, count: int) -> list[float]:
+    run = Run(root)
+    losses = run.epochs(count)
+    pyg_sar.save_checkpoint(folder, run.model, run.optimizer, epoch=count)
+    return losses
+
+
+def _resumed(root: str, folder: Path, count: int) -> list[float]:
+    run = Run(root)
+    assert pyg_sar.load_checkpoint(folder, run.model, run.optimizer) is not None
+    return run.epochs(count)
+
+
+def test_resumed_on_another_number_of_ranks(tmp_path: Path) -> None:
+    expected = Run(_root(1)).epochs(20)
+    _check(run_as_threads(_saved, 4, _root(4), tmp_path, 7), expected[:7])
+    _check(run_as_threads(_resumed, 2, _root(8), tmp_path, 13), expected[7:])
+    _check([_resumed(_root(1), tmp_path, 13)], expected[7:])
+
+
+def _gradients(root: str) -> list[Tensor]:
+    run = Run(root)
+    run.loss().backward()
+    return [p.grad for p in run.model.parameters()]
+
+
+def test_gradients_and_processes() -> None:
+    expected = _gradients(_root(1))
+    for found in run_ranks(_gradients, 2, _root(2)):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_masks_by_hand_in_plain_pyg(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(_root(4))
     plain = copy.deepcopy(run.model.module.state_dict())
     with torch.no_grad():
         run.loss()  # the second step
-    found = run.model(run.data.x, run.data.edge_index)
-
+    found = run()
     data = small_graph()
     model = _Plain().double()
     model.load_state_dict(plain)
@@ -239,8 +232,8 @@ class _Ones(torch.nn.Module):
 
 
 @pytest.mark.parametrize('p', [0.1, 0.5, 0.85, 1.0])
-def test_rate_and_independence(roots: dict[int, Path], p: float) -> None:
-    data = pyg_sar.load_shard(roots[2])
+def test_rate_and_independence(p: float) -> None:
+    data = pyg_sar.load_shard(_root(2))
     ones = torch.ones(40, 5003)  # no multiple of four
     model = pyg_sar.DistributedDataParallel(_Ones(p), dropout_seed=1)
     masks = [mask for _ in range(2) for mask in model(ones, data.edge_index)]
@@ -276,18 +269,16 @@ class _Hetero(torch.nn.Module):
         return self.out({key: self.drop(x) for key, x in x_dict.items()}['paper'])
 
 
-def _hetero_losses(root: Path, count: int) -> list[float]:
+def _hetero_losses(root: str) -> list[float]:
     data = pyg_sar.load_shard(root)
     torch.manual_seed(2)
     data['term'].x = torch.ones(data['term'].num_nodes, 2, dtype=torch.float64)
     model = _Hetero(data.metadata()).double()
     model = pyg_sar.DistributedDataParallel(model, dropout_seed=3)
     x_dict = {key: data[key].x for key in ('paper', 'author', 'term')}
-    losses = []
-    optimizer = None
-    for _ in range(count):
-        out = model(x_dict, data.edge_index_dict)
-        loss = F.cross_entropy(out, data['paper'].y)
+    losses, optimizer = [], None
+    for _ in range(3):
+        loss = F.cross_entropy(model(x_dict, data.edge_index_dict), data['paper'].y)
         optimizer = optimizer or torch.optim.Adam(model.parameters(), 0.01)
         optimizer.zero_grad()
         loss.backward()
@@ -296,43 +287,17 @@ def _hetero_losses(root: Path, count: int) -> list[float]:
     return losses
 
 
-def test_heterogeneous(tmp_path: Path) -> None:
-    for p in (1, 3):
-        pyg_sar.partition_graph(hetero_graph(), p, tmp_path / str(p), method='random')
-    expected = _hetero_losses(tmp_path / '1', 3)
+def test_heterogeneous() -> None:
+    one, three = (cut_of(hetero_graph, p, 'random') for p in (1, 3))
+    expected = _hetero_losses(one)
     assert len(set(expected)) == 3
-    _check(run_as_threads(_hetero_losses, 3, tmp_path / '3', 3), expected)
-    _check([_hetero_losses(tmp_path / '3', 3)], expected)
+    _check([*run_as_threads(_hetero_losses, 3, three), _hetero_losses(three)], expected)
 
 
-class _Odd(torch.nn.Module):
-    """Does one thing that cannot be drawn by id."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        kinds = {'rand': _Noise()}
-        self.what, self.conv, self.out = what, kinds.get(what, SAGEConv(6, 4)), SAGEConv(4, 3)
-        self.weight = torch.nn.Parameter(torch.ones(7, 4))
-        self.norms = torch.nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
-        what = self.what
-        if what == 'dropout_edge':
-            edge_index = dropout_edge(edge_index, 0.3)[0]
-        x = self.conv(x, edge_index)[:, :4]
-        if what == 'alpha':
-            x = F.alpha_dropout(x, 0.2, self.training)
-        if what == 'weight':
-            x = x + F.dropout(self.weight, 0.2).sum()
-        if what == 'lstm':
-            x = self.norms(x.unsqueeze(1))[0].squeeze(1)
-        return self.out(x, edge_index)
+# What cannot be drawn by id
 
 
 class _Noise(MessagePassing):
-    def __init__(self) -> None:
-        super().__init__()
-
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x)
 
@@ -340,11 +305,34 @@ class _Noise(MessagePassing):
         return x_j * torch.rand_like(x_j)
 
 
-def _odd_forward(root: Path, what: str) -> Tensor:
-    data = pyg_sar.load_shard(root)
+class _Odd(torch.nn.Module):
+    """Does one thing that cannot be drawn by id."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.out = what, SAGEConv(4, 3)
+        self.conv = _Noise() if what == 'rand' else SAGEConv(6, 4)
+        self.weight = torch.nn.Parameter(torch.ones(7, 4))
+        self.norms = torch.nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        if self.what == 'dropout_edge':
+            edge_index = dropout_edge(edge_index, 0.3)[0]
+        x = self.conv(x, edge_index)[:, :4]
+        if self.what == 'alpha':
+            x = F.alpha_dropout(x, 0.2, self.training)
+        if self.what == 'weight':
+            x = x + F.dropout(self.weight, 0.2).sum()
+        if self.what == 'lstm':
+            x = self.norms(x.unsqueeze(1))[0].squeeze(1)
+        return self.out(x, edge_index)
+
+
+def _odd(root: str, what: str) -> Tensor:
     torch.manual_seed(1)
-    model = pyg_sar.DistributedDataParallel(_Odd(what).double(), dropout_seed=SEED)
-    return pyg_sar.gather(model(data.x, data.edge_index, data.edge_attr)).detach()
+    run = Run(root, _Odd(what).double())
+    torch.manual_seed(1)  # what is drawn by torch is equal on all ranks
+    return pyg_sar.gather(run()).detach()
 
 
 _ODD = {
@@ -356,20 +344,20 @@ _ODD = {
 
 
 @pytest.mark.parametrize('what', _ODD)
-def test_what_cannot_be_drawn_by_id_is_refused(roots: dict[int, Path], what: str) -> None:
+def test_what_cannot_be_drawn_by_id_is_refused(what: str) -> None:
     with pytest.raises(Exception, match=_ODD[what]):
-        run_as_threads(_odd_forward, 2, roots[2], what)
+        run_as_threads(_odd, 2, _root(2), what)
     with pytest.raises(ValueError, match=_ODD[what]):
-        _odd_forward(roots[1], what)
+        _odd(_root(1), what)
 
 
-def test_a_weight_drops_the_same_on_all_ranks(roots: dict[int, Path]) -> None:
-    expected = _odd_forward(roots[1], 'weight')
-    for found in run_as_threads(_odd_forward, 2, roots[2], 'weight'):
+def test_a_weight_drops_the_same_on_all_ranks() -> None:
+    expected = _odd(_root(1), 'weight')
+    for found in run_as_threads(_odd, 2, _root(2), 'weight'):
         assert_close(found, expected)
 
 
-def _whole_and_parts(root: Path) -> None:
+def _whole_and_parts(root: str) -> None:
     data = pyg_sar.load_shard(root)
     torch.manual_seed(0)
     model = pyg_sar.DistributedDataParallel(GAE(_Plain().double()), dropout_seed=1).module
@@ -382,12 +370,12 @@ def _whole_and_parts(root: Path) -> None:
     model.eval().encode(data.x, data.edge_index)
 
 
-def test_calls_from_outside_of_the_model_are_refused(roots: dict[int, Path]) -> None:
-    run_as_threads(_whole_and_parts, 2, roots[2])
+def test_calls_from_outside_of_the_model_are_refused() -> None:
+    run_as_threads(_whole_and_parts, 2, _root(2))
 
 
-def test_batches_and_own_rows_are_refused(roots: dict[int, Path]) -> None:
-    run, plain = Run(roots[2], _Plain().double()), small_graph()
+def test_batches_and_own_rows_are_refused() -> None:
+    run, plain = Run(_root(2)), small_graph()
     for given in (plain, pyg_sar.local(run.data)):
         with pytest.raises(ValueError, match='needs the edge_index of load_shard'):
             run.model(given.x, given.edge_index)
@@ -395,33 +383,6 @@ def test_batches_and_own_rows_are_refused(roots: dict[int, Path]) -> None:
     run.model(plain.x, plain.edge_index)
     run.model.train()
     assert len(run.epochs(1)) == 1
-
-
-class _Cycle(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = GCNConv(6, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv(F.dropout(x, 0.5, self.training), edge_index)
-
-
-def _cycle(root: Path) -> Tensor:
-    data = pyg_sar.load_shard(root)
-    torch.manual_seed(1)
-    model = pyg_sar.DistributedDataParallel(_Cycle().double(), dropout_seed=1)
-    return pyg_sar.gather(model(data.x, data.edge_index)).detach()
-
-
-def test_as_many_edges_as_nodes(tmp_path: Path) -> None:
-    data = small_graph()
-    nodes = torch.arange(40)
-    del data.edge_attr, data.edge_weight, data.edge_type
-    data.edge_index = torch.stack([nodes, nodes.roll(1)])
-    root = cut(data, 2, tmp_path / 'parts')
-    expected = _cycle(root)
-    for found in run_as_threads(_cycle, 2, root):
-        assert_close(found, expected)
 
 
 class _InAggregation(_Noise):
@@ -432,15 +393,14 @@ class _InAggregation(_Noise):
         return F.dropout(super().aggregate(inputs, index, dim_size=dim_size), 0.5, self.training)
 
 
-def test_dropout_inside_an_aggregation_is_refused(roots: dict[int, Path]) -> None:
-    shard = pyg_sar.load_shard(roots[2])
+def test_dropout_inside_an_aggregation_is_refused() -> None:
+    shard = pyg_sar.load_shard(_root(2))
     model = torch.nn.Sequential(_InAggregation())
     conv = pyg_sar.DistributedDataParallel(model, dropout_seed=1)[0]
     wrapped = pyg_sar.DistributedDataParallel(_InAggregation(), dropout_seed=1)
-    with pytest.raises(ValueError, match='inside an aggregation'):
-        wrapped(shard.x, shard.edge_index)
-    with pytest.raises(ValueError, match='call the model itself'):
-        conv(shard.x, shard.edge_index)
+    for each, words in ((wrapped, 'inside an aggregation'), (conv, 'call the model itself')):
+        with pytest.raises(ValueError, match=words):
+            each(shard.x, shard.edge_index)
 
 
 @pytest.mark.parametrize('seed', [True, 1.5, 'x', 2**63])
@@ -449,32 +409,58 @@ def test_the_seed_is_an_integer(seed: Any) -> None:
         pyg_sar.DistributedDataParallel(_Plain(), dropout_seed=seed)
 
 
-def _other_seeds(root: Path) -> None:
-    data = pyg_sar.load_shard(root)
-    seed = 1 + pyg_sar.comm.ranks.rank()
-    model = pyg_sar.DistributedDataParallel(_Plain().double(), dropout_seed=seed)
-    model(data.x, data.edge_index)
+def _other_seeds(root: str) -> None:
+    Run(root, dropout_seed=1 + pyg_sar.comm.ranks.rank()).loss()
 
 
-def test_seeds_that_differ_are_refused(roots: dict[int, Path]) -> None:
+def test_seeds_that_differ_are_refused() -> None:
     with pytest.raises(Exception, match="same 'dropout_seed' and its step"):
-        run_as_threads(_other_seeds, 2, roots[2])
+        run_as_threads(_other_seeds, 2, _root(2))
 
 
-def test_copies_and_second_seeds(roots: dict[int, Path]) -> None:
-    run = Run(roots[2], _Plain().double())
+# What programs do around a forward
+
+
+class _Cycle(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(6, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Any = None) -> Tensor:
+        return self.conv(F.dropout(x, 0.5, self.training), edge_index)
+
+
+def _ring() -> Data:
+    """As many edges as nodes."""
+    data, nodes = small_graph(), torch.arange(40)
+    return Data(x=data.x, y=data.y, edge_index=torch.stack([nodes, nodes.roll(1)]), edge_attr=nodes)
+
+
+def _cycle(root: str) -> Tensor:
+    torch.manual_seed(1)
+    return pyg_sar.gather(Run(root, _Cycle().double())()).detach()
+
+
+def test_as_many_edges_as_nodes() -> None:
+    root = cut_of(_ring, 2)
+    expected = _cycle(root)
+    for found in run_as_threads(_cycle, 2, root):
+        assert_close(found, expected)
+
+
+def test_copies_and_second_seeds() -> None:
+    run = Run(_root(2))
     model = copy.deepcopy(run.model.module)
     first = run.loss()
-    data = run.data
-    out = model(data.x, data.edge_index)  # the first step of the copy
-    assert torch.equal(F.cross_entropy(out, data.y), first)
+    out = run(model)  # the first step of the copy
+    assert torch.equal(F.cross_entropy(out, run.data.y), first)
     pyg_sar.DistributedDataParallel(model, dropout_seed=SEED + 1)
-    assert not torch.equal(model(data.x, data.edge_index), out)
+    assert not torch.equal(run(model), out)
 
 
-def test_what_programs_do_around_a_forward(roots: dict[int, Path]) -> None:
+def test_what_programs_do_around_a_forward() -> None:
     model = _Plain().double()
-    run, other = (Run(roots[2], copy.deepcopy(model)) for _ in range(2))
+    run, other = (Run(_root(2), copy.deepcopy(model)) for _ in range(2))
     state = torch.get_rng_state()
     first, second = run.loss(), run.loss()
     (first + second).backward()  # masks of two steps are drawn again
@@ -485,13 +471,8 @@ def test_what_programs_do_around_a_forward(roots: dict[int, Path]) -> None:
     other.model.train()
     torch.testing.assert_close(other.loss(), first, rtol=1e-12, atol=0)
     other.loss()
-
-    file = io.BytesIO()
-    torch.save(run.model.module, file)
-    file.seek(0)
-    loaded, data = torch.load(file, weights_only=False), run.data
-    found = loaded(data.x, data.edge_index)
-    expected = other.model(data.x, data.edge_index)  # the third step, too
+    loaded = copied(run.model.module, 'torch.save')
+    found, expected = run(loaded), other()  # the third step, too
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -504,7 +485,7 @@ class _OfData(torch.nn.Module):
         return self.conv(F.dropout(data.x, 0.5, self.training), data.edge_index)
 
 
-def test_the_edge_index_inside_a_data(roots: dict[int, Path]) -> None:
-    data = pyg_sar.load_shard(roots[2])
+def test_the_edge_index_inside_a_data() -> None:
+    data = pyg_sar.load_shard(_root(2))
     model = pyg_sar.DistributedDataParallel(_OfData().double(), dropout_seed=1)
     assert not torch.equal(model(data), model(data))

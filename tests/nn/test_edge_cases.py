@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import Wrap, assert_alike, cut_of, gradient, parallel, take_step
 from few import few
-from ranks import run_ranks
-from small_graphs import assert_all_raise, assert_close
+from ranks import run_as_threads
+from small_graphs import assert_all_raise, attempt
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GraphConv, MessagePassing, SAGEConv
@@ -61,51 +63,63 @@ CONVS = {
 }
 
 
-def _loss_and_gradients(name: str, data: Data, shard: Data | None) -> dict[str, Tensor]:
+PARTS = [0, 1, 2] * 3
+
+
+def _ring() -> Data:
+    """As many nodes as edges."""
+    data = _data(9, RING)
+    data.edge_attr = torch.arange(9, dtype=torch.float64)
+    return data
+
+
+def _both_ways() -> Data:
+    return _data(9, [*RING, *((j, i) for i, j in RING)])
+
+
+def _dense() -> Data:
+    return _data(9, [(i, j) for i in range(9) for j in range(9) if (i * j) % 4 == 1 or i == j + 1])
+
+
+def _graph(case: str) -> Data:
+    return CASES[case][0].clone()
+
+
+GRAPHS = {case: functools.partial(_graph, case) for case in CASES}
+"""Of a case; one object each, so that it is cut once."""
+
+
+def _loss_and_gradients(data: Any, wrap: Wrap, name: str) -> dict[str, Any]:
     torch.manual_seed(1)
-    conv = CONVS[name]().double()
-    own = data if shard is None else shard
-    x = own.x.detach().clone().requires_grad_()
-    model = conv if shard is None else pyg_sar.DistributedDataParallel(conv)
-    values = F.cross_entropy(model(x, own.edge_index), own.y, reduction='none')
-    loss = (values * own.train_mask).sum() / 4
+    model = wrap(CONVS[name]().double())
+    x = data.x.detach().clone().requires_grad_()
+    values = F.cross_entropy(model(x, data.edge_index), data.y, reduction='none')
+    loss = (values * data.train_mask).sum() / 4
     loss.backward()
-    found = {'loss': loss.detach(), 'x': x.grad}
-    for key, parameter in conv.named_parameters():
-        found[key] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    return found
+    return {'loss': loss.detach(), 'grads': [gradient(each) for each in (x, *model.parameters())]}
 
 
-def _rank(name: str, case: str, root: str) -> dict[str, Tensor]:
-    found = _loss_and_gradients(name, CASES[case][0], pyg_sar.load_shard(root))
-    return {key: pyg_sar.gather(value) for key, value in found.items()}
+def _check(case: str, name: str, ranks: tuple[int, ...]) -> None:
+    assert_alike(
+        _loss_and_gradients,
+        name,
+        graph=GRAPHS[case],
+        cut=CASES[case][1],
+        ranks=ranks,
+        tolerance=1e-12,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('name', few(['SAGE', 'GCN', 'GAT']))
-@pytest.mark.parametrize('world_size', few([3, 1]))
-def test_equals_one_process(tmp_path: Path, case: str, name: str, world_size: int) -> None:
-    _check(tmp_path, case, name, world_size)
+def test_equals_one_process(case: str, name: str) -> None:
+    _check(case, name, (3, 1))
 
 
-def test_a_quantile_of_one_message(tmp_path: Path) -> None:
+def test_a_quantile_of_one_message() -> None:
     """PyG's own takes no single message, nor none for the first node."""
-    _check(tmp_path, 'one message into a part', 'SAGE median', 3)
-
-
-def _check(tmp_path: Path, case: str, name: str, world_size: int) -> None:
-    data, parts = CASES[case]
-    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.tensor(parts))
-    expected = _loss_and_gradients(name, data, None)
-    root = str(tmp_path / 'parts')
-    if world_size == 1:
-        results = [_rank(name, case, root)]
-    else:
-        results = run_ranks(_rank, world_size, name, case, root)
-    for found in results:
-        assert found.keys() == expected.keys()
-        for key, value in expected.items():
-            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12, msg=key)
+    _check('one message into a part', 'SAGE median', (3,))
 
 
 class _Spare(MessagePassing):  # type: ignore[misc]
@@ -117,30 +131,23 @@ class _Spare(MessagePassing):  # type: ignore[misc]
         self.spare = torch.nn.Parameter(torch.ones(6))
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        out: Tensor = self.propagate(edge_index, x=x)
-        return out
+        return self.propagate(edge_index, x=x)
 
     def message(self, x_j: Tensor) -> Tensor:
         return (x_j * self.weight).relu()
 
 
-def _gradients_of_spare(root: str) -> list[Tensor | None]:
-    data = pyg_sar.load_shard(root)
+def _of_spare(data: Any, wrap: Wrap) -> list[Any]:
     conv = _Spare().double()
-    model = pyg_sar.DistributedDataParallel(conv, mode='one_shot')
+    model = parallel(conv, wrap, mode='one_shot')
     model(data.x.requires_grad_(), data.edge_index).sum().backward()
     return [conv.weight.grad, conv.spare.grad]
 
 
-def test_a_parameter_that_no_rank_uses(tmp_path: Path) -> None:
-    """It gets no gradient, though one rank has no edges and waits for the others."""
-    data, parts = CASES['part without edges']
-    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.tensor(parts))
-    conv = _Spare().double()
-    conv(data.x, data.edge_index).sum().backward()
-    for weight, spare in run_ranks(_gradients_of_spare, 3, str(tmp_path / 'parts')):
-        assert_close(weight, conv.weight.grad)
-        assert spare is None
+def test_a_parameter_that_no_rank_uses() -> None:
+    """No gradient reaches it, though one rank has no edges and waits for the others."""
+    case = 'part without edges'
+    assert_alike(_of_spare, graph=GRAPHS[case], cut=CASES[case][1], tolerance=1e-12)
 
 
 def _gradients_of_features(root: str | None) -> list[Tensor]:
@@ -168,49 +175,33 @@ def test_a_message_that_leaves_early(tmp_path: Path) -> None:
 def _with_learned_weights(root: str) -> str:
     data = pyg_sar.load_shard(root)
     weight = torch.ones(9, dtype=torch.float64, requires_grad=True)
-    try:
-        pyg_sar.SARConv(GraphConv(6, 3).double())(data.x, data.edge_index, weight)
-    except ValueError as error:
-        return f'ValueError: {error}'
-    return 'no error'
+    conv = pyg_sar.SARConv(GraphConv(6, 3).double())
+    return attempt(conv, data.x, data.edge_index, weight)
 
 
-def test_a_vector_of_nodes_or_of_edges(tmp_path: Path) -> None:
+def test_a_vector_of_nodes_or_of_edges() -> None:
     """A plain vector that learns, in a graph with as many nodes as edges: nobody knows whose."""
-    data = _data(9, RING)
-    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.tensor([0, 1, 2] * 3))
-    outcomes = run_ranks(_with_learned_weights, 3, str(tmp_path / 'parts'))
+    outcomes = run_as_threads(_with_learned_weights, 3, cut_of(_ring, 3, PARTS))
     assert_all_raise(outcomes, 'ValueError', 'GraphConv', 'may be of')
 
 
-def _selected_twice(data: Data) -> Tensor:
+def _selected_twice(data: Data, wrap: Wrap) -> Tensor:
     """Edges and their weights by equal masks, which are other tensors."""
-    torch.manual_seed(0)
-    conv = pyg_sar.SARConv(GraphConv(6, 3).double())
+    conv = wrap(GraphConv(6, 3).double())
     masks = [data.x.new_ones(9, dtype=torch.bool) for _ in range(4)]
     weight = (data.edge_attr * 2)[masks[0]][masks[1]]
     return conv(data.x, data.edge_index[:, masks[2]][:, masks[3]], weight).detach()
 
 
-def _selected_twice_on_rank(root: str) -> Tensor:
-    return pyg_sar.gather(_selected_twice(pyg_sar.load_shard(root)))
-
-
-def test_edges_and_weights_selected_apart(tmp_path: Path) -> None:
+def test_edges_and_weights_selected_apart() -> None:
     """In a graph with as many nodes as edges: they are of edges, as the edge_index is."""
-    data = _data(9, RING)
-    data.edge_attr = torch.arange(9, dtype=torch.float64)
-    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.tensor([0, 1, 2] * 3))
-    for got in run_ranks(_selected_twice_on_rank, 3, str(tmp_path / 'parts')):
-        assert_close(got, _selected_twice(data))
+    assert_alike(_selected_twice, graph=_ring, cut=PARTS, tolerance=1e-12)
 
 
 @pytest.mark.parametrize('num_parts', [1, 3])
-def test_dropout_inside_messages_is_replayed(tmp_path: Path, num_parts: int) -> None:
+def test_dropout_inside_messages_is_replayed(num_parts: int) -> None:
     """Backward sees the masks of forward: the gradient is the derivative at a fixed seed."""
-    data = _data(9, [(i, j) for i in range(9) for j in range(9) if (i * j) % 4 == 1 or i == j + 1])
-    pyg_sar.partition_graph(data, num_parts, tmp_path / 'parts', method='random')
-    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    shard = pyg_sar.load_shard(cut_of(_dense, num_parts, 'random'))
     torch.manual_seed(2)
     conv = pyg_sar.SARConv(GATConv(6, 3, heads=2, dropout=0.5).double()).train()
     weight = torch.randn(9, 6, dtype=torch.float64)
@@ -228,47 +219,40 @@ def test_dropout_inside_messages_is_replayed(tmp_path: Path, num_parts: int) -> 
     torch.testing.assert_close((x.grad * direction).sum(), numeric, rtol=1e-6, atol=1e-7)
 
 
-def test_backward_leaves_the_random_state_alone(tmp_path: Path) -> None:
-    data = _data(9, RING)
-    pyg_sar.partition_graph(data, 3, tmp_path / 'parts')
-    shard = pyg_sar.load_shard(tmp_path / 'parts')
+def test_backward_leaves_the_random_state_alone() -> None:
+    shard = pyg_sar.load_shard(cut_of(_ring, 3, PARTS))
     conv = pyg_sar.SARConv(GATConv(6, 3, dropout=0.5).double()).train()
-    x = shard.x.detach().clone().requires_grad_()
-    out = conv(x, shard.edge_index)
+    out = conv(shard.x.detach().clone().requires_grad_(), shard.edge_index)
     before = torch.get_rng_state()
     out.sum().backward()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_dropout_masks_equal_plain_pyg_on_one_part(tmp_path: Path) -> None:
-    # Masks are drawn by destination, which is the order of these edges.
-    data = _data(9, sorted(RING + RING[::2], key=lambda edge: edge[1]))
-    pyg_sar.partition_graph(data, 1, tmp_path / 'parts')
-    shard = pyg_sar.load_shard(tmp_path / 'parts')
-    plain = GATConv(6, 3, heads=2, dropout=0.5, add_self_loops=False).double().train()
-    conv = pyg_sar.SARConv(plain)
-    outs, grads = [], []
-    for edge_index in (pyg_sar.gather(shard.edge_index), shard.edge_index):
-        x = shard.x.detach().clone().requires_grad_()
-        torch.manual_seed(3)
-        outs.append(conv(x, edge_index))
-        outs[-1].square().sum().backward()
-        grads.append(x.grad)
-    torch.testing.assert_close(outs[1], outs[0], rtol=0, atol=1e-12)
-    torch.testing.assert_close(grads[1], grads[0], rtol=0, atol=1e-12)
-    assert (outs[0] - conv.eval()(shard.x, shard.edge_index)).abs().max() > 1e-3
+def _sorted() -> Data:
+    """Masks are drawn by destination, which is the order of these edges."""
+    return _data(9, sorted(RING + RING[::2], key=lambda edge: edge[1]))
+
+
+def _dropped(data: Any, wrap: Wrap) -> list[Any]:
+    conv = wrap(GATConv(6, 3, heads=2, dropout=0.5, add_self_loops=False).double())
+    torch.manual_seed(3)
+    found = take_step(conv, data)
+    assert (found[0] - conv.eval()(data.x, data.edge_index)).abs().max() > 1e-3
+    return found
+
+
+def test_dropout_masks_equal_plain_pyg_on_one_part() -> None:
+    assert_alike(_dropped, graph=_sorted, ranks=(1,), parts=1, tolerance=1e-12)
 
 
 @pytest.mark.parametrize('name', CONVS)
-def test_training_after_inference_mode(tmp_path: Path, name: str) -> None:
+def test_training_after_inference_mode(name: str) -> None:
     """What is computed once and kept must be usable in every mode."""
-    data, parts = CASES['self loops']
-    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.tensor(parts))
-    for shared in run_ranks(_infer_then_train, 3, name, str(tmp_path / 'parts')):
-        torch.testing.assert_close(*shared, rtol=0, atol=1e-12)
+    root = cut_of(GRAPHS['self loops'], 3, CASES['self loops'][1])
+    run_as_threads(_infer_then_train, 3, name, root)
 
 
-def _infer_then_train(name: str, root: str) -> tuple[Tensor, Tensor]:
+def _infer_then_train(name: str, root: str) -> None:
     shard = pyg_sar.load_shard(root)
     torch.manual_seed(1)
     conv = pyg_sar.SARConv(CONVS[name]().double())
@@ -278,7 +262,8 @@ def _infer_then_train(name: str, root: str) -> tuple[Tensor, Tensor]:
     out = conv(shard.x.detach().clone().requires_grad_(), shard.edge_index)
     out.sum().backward()
     conv(shard.x, shard.edge_index[:, ::2]).sum().backward()
-    return pyg_sar.local((inferred.clone(), out.detach()))
+    pair = pyg_sar.local((inferred.clone(), out.detach()))
+    torch.testing.assert_close(*pair, rtol=0, atol=1e-12)
 
 
 class _Centred(MessagePassing):  # type: ignore[misc]
@@ -290,27 +275,18 @@ class _Centred(MessagePassing):  # type: ignore[misc]
 
     def forward(self, x: Tensor, edge_index: Tensor, *, of_nodes: bool) -> Tensor:
         all_rows = x if of_nodes else self.weight
-        out: Tensor = self.propagate(edge_index, x=x, all_rows=all_rows)
-        return out
+        return self.propagate(edge_index, x=x, all_rows=all_rows)
 
     def message(self, x_j: Tensor, all_rows: Tensor) -> Tensor:
         return x_j - all_rows.mean(dim=0)
 
 
-def _centred(root: str) -> list[Tensor]:
-    data = pyg_sar.load_shard(root)
-    conv = pyg_sar.SARConv(_Centred(3).double())
-    outs = [conv(data.x, data.edge_index, of_nodes=each) for each in (True, False)]
-    return [pyg_sar.gather(out.detach()) for out in outs]
+def _centred(data: Any, wrap: Wrap) -> list[Tensor]:
+    conv = wrap(_Centred(3).double())
+    return [conv(data.x, data.edge_index, of_nodes=each).detach() for each in (True, False)]
 
 
 @pytest.mark.parametrize('parts', [[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 0, 1, 1, 2, 2]])
-def test_a_message_that_reads_all_nodes(tmp_path: Path, parts: list[int]) -> None:
+def test_a_message_that_reads_all_nodes(parts: list[int]) -> None:
     """Also where all ranks have as many nodes; a weight is no such thing."""
-    graph = _data(9, [*RING, *((j, i) for i, j in RING)])
-    root = tmp_path / 'parts'
-    pyg_sar.partition_graph(graph, 3, root, method=torch.tensor(parts))
-    answers = run_ranks(_centred, 3, str(root))
-    for place, of_nodes in enumerate((True, False)):
-        expected = _Centred(3).double()(graph.x, graph.edge_index, of_nodes=of_nodes)
-        assert_close(answers[0][place], expected.detach())
+    assert_alike(_centred, graph=_both_ways, cut=parts, tolerance=1e-12)

@@ -1,64 +1,168 @@
-"""The gradient of every training program is that of one process of plain PyG."""
+"""Gradients of ranks' own losses and leaves, with options, of what is refused; messages of both."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from alike import Wrap, assert_alike, cut_of, itself
 from ddp_model import make_model
-from few import few
-from gradient_programs import PROGRAMS, run_program
 from on_ranks import on_ranks
 from ranks import run_once, run_ranks
-from small_graphs import assert_close, assign, attempt, cut, small_graph
+from small_graphs import assert_close, assign, attempt, small_graph
 from torch import Tensor
-from torch_geometric.data import Data
+from torch.nn.parallel import DistributedDataParallel as Torchs
+from torch_geometric.nn import LGConv
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel
 from pyg_sar.comm.errors import PartedError
+from pyg_sar.comm.ranks import rank
+from pyg_sar.loader import mean_of_batches
+
+PARTS = assign(40, 3)
 
 
-@pytest.fixture(scope='module')
-def graph() -> Data:
-    return small_graph()
+def _of_ranks(out: Tensor, of_rank: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """What a rank computes with its own rows; in one process the mean of what all would."""
+    if type(out) is not Tensor:
+        return of_rank(rank(), pyg_sar.local(out))
+    terms = [of_rank(r, out[r == PARTS]) for r in range(3)]
+    return sum(terms[1:], start=terms[0]) / 3
 
 
-@pytest.fixture(scope='module')
-def roots(graph: Data, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    folder = tmp_path_factory.mktemp('gradients')
-    return {size: str(cut(graph, size, folder / str(size))) for size in (1, 2, 3)}
+def _out(data: Any, model: Any) -> Tensor:
+    return model(data.x, data.edge_index)
 
 
-def _of_rank(root: str, name: str, parts: list[Tensor], x: Tensor) -> dict[str, Any]:
-    data = pyg_sar.load_shard(root)
-    assert torch.equal(pyg_sar.local(data.n_id), parts[dist.get_rank()])
-    return run_program(name, data, parts, x)
+def _loss_of_each_rank(data: Any, model: Any) -> Tensor:
+    """A local mean, as in any data-parallel program."""
+    return _of_ranks(_out(data, model), lambda r, own: (r + 1) * own.square().mean())
 
 
-@pytest.mark.parametrize(
-    'world_size', [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3]
-)
-@pytest.mark.parametrize('name', few(PROGRAMS, every=4))
-def test_program(name: str, world_size: int, graph: Data, roots: dict[int, str]) -> None:
-    owner = assign(graph.num_nodes, world_size)
-    parts = [(owner == rank).nonzero().view(-1) for rank in range(world_size)]
-    want = run_program(name, graph.clone(), parts, graph.x)
-    results = run_ranks(_of_rank, world_size, roots[world_size], name, parts, graph.x)
-    for rank, found in enumerate(results):
-        for key in ('parameters', 'gradients'):
-            for a, b, first in zip(found[key], want[key], results[0][key], strict=True):
-                assert (a is None) == (b is None)
-                if b is not None:
-                    assert_close(a, b, tolerance=1e-10)
-                    assert torch.equal(a, first), 'the ranks differ'
-        for (value, gradient), (a, b) in zip(found['rows'], want['rows'], strict=True):
-            assert_close(value, a[parts[rank]], tolerance=1e-10)
-            assert_close(gradient, b[parts[rank]], tolerance=1e-10)
-    assert want['parameters']
+def _whole_and_own_factors(data: Any, model: Any) -> Tensor:
+    """The mean of the ranks' own losses meets a value of the whole graph."""
+    out = _out(data, model)
+    own = _of_ranks(out, lambda r, own: own.square().sum() * (r + 1))
+    own = own if type(out) is Tensor else mean_of_batches(own.view(1))
+    return own * out.sin().mean()
+
+
+def _values_without_gradient_on_a_rank(data: Any, model: Any) -> Tensor:
+    out = _out(data, model)
+    if type(out) is Tensor:
+        return out[PARTS == 0].square().sum() / out.numel() + 0 * out.sum()
+    own = pyg_sar.local(out)
+    return mean_of_batches(own.square() if rank() == 0 else torch.zeros_like(own)) + 0 * out.sum()
+
+
+def _parameter_in_the_loss_of_one_rank(data: Any, model: Any) -> Tensor:
+    weight = getattr(model, 'module', model).unused.weight
+
+    def loss(r: int, own: Tensor) -> Tensor:
+        return own.square().sum() + (weight.square().sum() if r == 0 else 0)
+
+    return _of_ranks(_out(data, model), loss)
+
+
+def _backward(data: Any, wrap: Wrap, loss: Any, has_unused: bool = False) -> list[Any]:
+    model = wrap(make_model(has_unused=has_unused))
+    loss(data, model).backward()
+    return [p.grad for p in model.parameters()]
+
+
+OF_RANKS = [_loss_of_each_rank, _whole_and_own_factors, _values_without_gradient_on_a_rank]
+
+
+@pytest.mark.parametrize('loss', OF_RANKS)
+def test_losses_of_ranks(loss: Any) -> None:
+    assert_alike(_backward, loss)
+
+
+def test_a_parameter_in_the_loss_of_one_rank() -> None:
+    assert_alike(_backward, _parameter_in_the_loss_of_one_rank, True)
+
+
+class Extra(torch.nn.Module):
+    """A parameter that only the nodes of the last rank read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = LGConv()
+        self.extra = torch.nn.Parameter(torch.linspace(-1, 1, 6).double())
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h, is_last = self.conv(x, edge_index), (PARTS == 2).view(-1, 1)
+        return self.conv(torch.where(is_last, h * self.extra, h), edge_index)
+
+
+def _of_extra(data: Any, wrap: Wrap) -> list[Any]:
+    model, x = wrap(Extra()), data.x.clone().requires_grad_()
+    model(x, data.edge_index).square().mean().backward()
+    return [x.grad, *(p.grad for p in model.parameters())]
+
+
+def test_a_parameter_of_the_rows_of_one_rank() -> None:
+    assert_alike(_of_extra)
+
+
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    'static graph': lambda: {'static_graph': True},
+    'many buckets': lambda: {
+        'bucket_cap_mb': 0.0001,
+        'gradient_as_bucket_view': True,
+        'process_group': dist.new_group(),
+    },
+}
+
+
+def _twice(data: Any, wrap: Wrap, name: str) -> list[Any]:
+    model = make_model()
+    if wrap is not itself:
+        model = DistributedDataParallel(model, **OPTIONS[name]())
+    for _ in range(2):
+        _out(data, model).sin().mean().backward()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize('name', OPTIONS)
+def test_options(name: str) -> None:
+    assert_alike(_twice, name, by='processes')
+
+
+def _in_torchs_own(data: Any, wrap: Wrap, what: str) -> list[Any]:
+    """Torch's wrapper around a wrapped model, or around dense layers before it."""
+    is_ranks = wrap is not itself
+    model, encoder = wrap(make_model()), torch.nn.Linear(6, 6).double()
+    if what == 'model':
+        model = Torchs(model) if is_ranks else model
+        model(data.x, data.edge_index).sin().mean().backward()
+        return [p.grad for p in model.parameters()]
+    encoder = Torchs(encoder) if is_ranks else encoder
+    for _ in range(2):
+        model(encoder(data.x).tanh(), data.edge_index).sin().mean().backward()
+    return [p.grad for each in (encoder, model) for p in each.parameters()]
+
+
+@pytest.mark.parametrize('what', ['model', 'encoder'])
+def test_torchs_own_wrapper(what: str) -> None:
+    assert_alike(_in_torchs_own, what, by='processes')
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+@on_ranks(by='threads')
+def test_hooks_of_gradients_wait_for_the_end_of_no_sync(data, world_size):
+    model, calls = DistributedDataParallel(make_model()), []
+    with model.no_sync():
+        model.module.head.bias.register_post_accumulate_grad_hook(calls.append)
+        _out(data, model).sin().mean().backward()
+    assert len(calls) == (world_size == 1)
+    _out(data, model).sin().mean().backward()
+    assert len(calls) == (2 if world_size == 1 else 1)
 
 
 @on_ranks(3)
@@ -115,12 +219,12 @@ def _failing_once(root: str) -> tuple[str, list[Tensor], int]:
     return outcome, [p.grad for p in model.parameters()], len(calls)
 
 
-def test_a_backward_that_failed_leaves_nothing_behind(graph: Data, roots: dict[int, str]) -> None:
-    model = make_model()
+def test_a_backward_that_failed_leaves_nothing_behind() -> None:
+    graph, model = small_graph(), make_model()
     for _ in range(2):  # running statistics aside, the first does not count
         model.zero_grad()
         model(graph.x, graph.edge_index).square().mean().backward()
-    for outcome, gradients, num_calls in run_ranks(_failing_once, 3, roots[3]):
+    for outcome, gradients, num_calls in run_ranks(_failing_once, 3, cut_of(small_graph, 3)):
         assert outcome == 'ValueError: not today'
         assert num_calls == len(gradients)
         for found, p in zip(gradients, model.parameters(), strict=True):
@@ -161,29 +265,10 @@ def _counted(root: str) -> list[int]:
     return [*counts[:4], *counts[-2:]]
 
 
-def test_one_reduction_per_backward(roots: dict[int, str]) -> None:
+def test_one_reduction_per_backward() -> None:
     """And one by the mean in forward; a plain tensor that meets rows takes one in backward."""
-    for _, loss, without, with_sum, *centred in run_once(_counted, 3, roots[3]):
+    for _, loss, without, with_sum, *centred in run_once(_counted, 3, cut_of(small_graph, 3)):
         assert loss == 1
         assert with_sum == without + 2  # and the one that collectives begin with
         assert centred == [2, 2]
-    assert run_ranks(_counted, 1, roots[1])[0][1:] == [0] * 5
-
-
-def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor]:
-    data, generator = pyg_sar.load_shard(root), torch.Generator().manual_seed(3)
-    keep = torch.bernoulli(torch.full_like(data.x, 0.5), generator=generator)
-    noise = torch.empty_like(data.x).normal_(generator=generator)
-    both = torch.normal(noise, 1.0, generator=generator)
-    return pyg_sar.gather(keep), pyg_sar.gather(both), torch.rand(3, generator=generator)
-
-
-def test_rows_that_a_generator_draws(roots: dict[int, str]) -> None:
-    """They differ from rank to rank, and what is drawn later for the whole is equal."""
-    results = run_ranks(_drawn, 3, roots[3])
-    for found in results:
-        for a, b in zip(found, results[0], strict=True):
-            assert torch.equal(a, b)
-    keep, noise, _ = results[0]
-    assert 0.3 < keep.mean() < 0.7
-    assert len(noise.unique()) == noise.numel()
+    assert run_ranks(_counted, 1, cut_of(small_graph, 1))[0][1:] == [0] * 5

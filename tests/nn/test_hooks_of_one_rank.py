@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
+import traceback
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from ranks import RankError, run_as_threads, run_ranks
-from small_graphs import cut, small_graph
+from alike import Wrap, assert_same, cut_of, itself, on_ranks, on_whole_graph
+from ranks import run_as_threads, run_ranks
+from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import GAT, GCN, GraphSAGE, HeteroConv, SAGEConv
 
 import pyg_sar
+from pyg_sar.comm.ranks import rank
 
 WITHIN = 60  # seconds; the timeout of the ranks is ten minutes
 
@@ -45,15 +48,17 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-def _data(name: str) -> Any:
-    if name != 'hetero':
-        return small_graph()
+def _pairs() -> HeteroData:
     out, draw = HeteroData(), torch.Generator().manual_seed(0)
     for kind, size in (('a', 17), ('b', 12)):
         out[kind].x = torch.randn(size, 6, generator=draw, dtype=torch.float64)
     ends = torch.stack([torch.randint(n, (60,), generator=draw) for n in (17, 12)])
     out['a', 'to', 'b'].edge_index, out['b', 'of', 'a'].edge_index = ends, ends.flip(0)
     return out
+
+
+GRAPHS: dict[str, Callable[[], Any]] = {name: small_graph for name in MODELS}
+GRAPHS['hetero'] = _pairs
 
 
 def _loss(model: Any, data: Any) -> Tensor:
@@ -85,76 +90,66 @@ class Notes:
     def module(self, *_: Any) -> None:
         self.seen.append(1)
 
-
-def _watch(model: Any, kind: str) -> Notes:
-    notes = Notes()
-    warnings.simplefilter('ignore')  # no input of a first layer takes a gradient
-    for module in model.modules() if kind == 'modules' else ():
-        if type(module).__name__.endswith(('SAGEConv', 'GATConv', 'GCNConv')):
-            module.register_forward_hook(notes.module)
-            module.register_full_backward_hook(notes.module)
-            module.register_full_backward_pre_hook(notes.module)
-    for p in model.parameters() if kind != 'modules' else ():
-        if kind == 'accumulated':
-            p.register_post_accumulate_grad_hook(notes.accumulated)
-        else:
-            p.register_hook(getattr(notes, kind))
-    return notes
+    def watch(self, model: Any, kind: str) -> None:
+        warnings.simplefilter('ignore')  # no input of a first layer takes a gradient
+        for module in model.modules() if kind == 'modules' else ():
+            if type(module).__name__.endswith(('SAGEConv', 'GATConv', 'GCNConv')):
+                module.register_forward_hook(self.module)
+                module.register_full_backward_hook(self.module)
+                module.register_full_backward_pre_hook(self.module)
+        for p in model.parameters() if kind != 'modules' else ():
+            if kind == 'accumulated':
+                p.register_post_accumulate_grad_hook(self.accumulated)
+            else:
+                p.register_hook(getattr(self, kind))
 
 
 def _program(
-    data: Any, name: str, kind: str, when: str, ranks: tuple[int, ...], wrap: Callable[[Any], Any]
-) -> Any:
-    torch.manual_seed(0)
-    model = MODELS[name]().double()
-    has_hooks = pyg_sar.comm.ranks.rank() in ranks
-    notes = _watch(model, kind) if has_hooks and when == 'before' else Notes()
+    data: Any, wrap: Wrap, name: str, kind: str, when: str, on: Sequence[int] = (0, 1, 2)
+) -> dict[str, Any]:
+    """Gradients of four steps, and on ranks with hooks what they have seen, in any order."""
+    model, notes = MODELS[name]().double(), Notes()
+    has_hooks = wrap is itself or rank() in on
+    if has_hooks and when == 'before':
+        notes.watch(model, kind)
     model = wrap(model)
-    notes = _watch(model, kind) if has_hooks and when == 'after' else notes
+    if has_hooks and when == 'after':
+        notes.watch(model, kind)
     found = []
     for step in range(4):
         if step != 2:  # gradients of the step before stay
             model.zero_grad()
         _loss(model, data).backward()
         found += [p.grad.clone() for p in model.parameters()]
-    return found, notes.seen
+    size = lambda t: float(t.abs().sum()) if isinstance(t, Tensor) else 0.0  # noqa: E731
+    return {'gradients': found, 'seen': sorted(notes.seen, key=size)}
 
 
-def _on_rank(root: str, *args: Any) -> Any:
-    return _program(pyg_sar.load_shard(root), *args, pyg_sar.DistributedDataParallel)
+def _compare(name: str, size: int, by: str, *args: Any) -> None:
+    graph = GRAPHS[name]
+    want = on_whole_graph(_program, graph, name, *args)
+    seen = {key: value for key, value in want.items() if key.startswith('seen')}
+    on = args[2] if len(args) > 2 else range(size)
+    for r, found in enumerate(
+        on_ranks(_program, size, cut_of(graph, 3, 'random'), name, *args, by=by)
+    ):
+        of_rank = want if r in on else {k: v for k, v in want.items() if k not in seen}
+        assert_same(found, of_rank, tolerance=1e-11, rtol=0)
 
 
-def _sorted(seen: list[Any]) -> list[Any]:
-    """Of every step, in an order that does not depend on that of the calls."""
-    return sorted(seen, key=lambda t: float(t.abs().sum()) if isinstance(t, Tensor) else 0.0)
+CASES = [*product(MODELS, ['gradient', 'accumulated', 'modules'], ['before', 'after'])]
 
 
-def _cut(name: str, folder: Path) -> str:
-    pyg_sar.partition_graph(_data(name), 3, folder / 'parts', method='random')
-    return str(folder / 'parts')
-
-
-@pytest.mark.parametrize('when', ['before', 'after'])
-@pytest.mark.parametrize('kind', ['gradient', 'accumulated', 'modules'])
-@pytest.mark.parametrize('name', MODELS)
-def test_hooks_that_read_run_on_one_rank(tmp_path: Path, name: str, kind: str, when: str) -> None:
-    want, seen = _program(_data(name), name, kind, when, (0,), lambda model: model)
-    root = _cut(name, tmp_path)
-    for rank, (found, of_rank) in enumerate(run_ranks(_on_rank, 3, root, name, kind, when, (1,))):
-        torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
-        if rank == 1:
-            torch.testing.assert_close(_sorted(of_rank), _sorted(seen), rtol=0, atol=1e-11)
+@pytest.mark.parametrize(('name', 'kind', 'when'), CASES)
+def test_hooks_that_read_run_on_one_rank(name: str, kind: str, when: str) -> None:
+    _compare(name, 3, 'processes', kind, when, (1,))
 
 
 @pytest.mark.parametrize('when', ['before', 'after'])
 @pytest.mark.parametrize('kind', ['gradient', 'accumulated', 'halved', 'in_place'])
-def test_hooks_of_all_ranks_are_those_of_one_process(tmp_path: Path, kind: str, when: str) -> None:
-    want, seen = _program(_data('GAT'), 'GAT', kind, when, (0,), lambda model: model)
-    root = _cut('GAT', tmp_path)
-    for world_size, run in ((1, run_ranks), (3, run_ranks), (3, run_as_threads)):
-        for found, of_rank in run(_on_rank, world_size, root, 'GAT', kind, when, (0, 1, 2)):
-            torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
-            torch.testing.assert_close(_sorted(of_rank), _sorted(seen), rtol=0, atol=1e-11)
+def test_hooks_of_all_ranks_are_those_of_one_process(kind: str, when: str) -> None:
+    for size, by in ((1, ''), (3, 'processes'), (3, 'threads')):
+        _compare('GAT', size, by, kind, when)
 
 
 def changes_one(grad: Tensor) -> Tensor:
@@ -181,23 +176,25 @@ DATA: list[Any] = []
 
 
 def _alone(root: str, hook: Any) -> None:
-    DATA[:] = [pyg_sar.load_shard(root)]
+    data = pyg_sar.load_shard(root)
+    DATA[:] = [data]
     model = pyg_sar.DistributedDataParallel(GAT(6, 8, 2, 3).double())
-    if pyg_sar.comm.ranks.rank() == 1:
+    if rank() == 1:
         p = next(model.parameters())
         way = p.register_post_accumulate_grad_hook if hook is steps_one else p.register_hook
         way(hook)
     for _ in range(2):
-        _loss(model, DATA[0]).backward()
+        _loss(model, data).backward()
 
 
 @pytest.mark.parametrize('hook', [changes_one, steps_one, sums_one, gathers_one, fails_one])
-def test_what_a_hook_of_one_rank_may_not_do_is_told_by_its_name(tmp_path: Path, hook: Any) -> None:
-    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
-    began = time.monotonic()
-    with pytest.raises(RankError) as error:
-        run_ranks(_alone, 3, root, hook)
+def test_what_a_hook_of_one_rank_may_not_do_is_told_by_its_name(hook: Any) -> None:
+    root, began = cut_of(small_graph, 3), time.monotonic()
+    run = run_ranks if hook in (sums_one, gathers_one) else run_as_threads
+    with pytest.raises(Exception) as error:  # noqa: PT011
+        run(_alone, 3, root, hook)
     assert time.monotonic() - began < WITHIN
-    assert hook.__name__ in str(error.value)
+    text = ''.join(traceback.format_exception(error.value))
+    assert hook.__name__ in text
     others = {changes_one: 'alone', steps_one: 'alone', fails_one: 'no such run'}
-    assert others.get(hook, 'which other ranks do not have') in str(error.value)
+    assert others.get(hook, 'which other ranks do not have') in text

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from on_ranks import on_ranks
+from alike import Wrap, assert_alike, take_step
 from other_module import out_degree
-from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import (
@@ -24,11 +23,6 @@ from torch_geometric.utils import (
     to_torch_csr_tensor,
     to_undirected,
 )
-
-import pyg_sar
-from pyg_sar import SARConv
-
-GRAPH = small_graph()
 
 
 class _Conv(MessagePassing):
@@ -98,13 +92,14 @@ class _Summed(_Conv):
         return self.propagate(edge_index, x=x) + found
 
 
+def _summed(data: Any, wrap: Wrap, name: str) -> Tensor:
+    return wrap(_Summed(FUNCTIONS[name]))(data.x, data.edge_index).detach()
+
+
 @pytest.mark.filterwarnings('ignore:Sparse')
 @pytest.mark.parametrize('name', FUNCTIONS)
-@on_ranks()
-def test_exact(data, name):
-    conv = SARConv(_Summed(FUNCTIONS[name]))
-    want = _Summed(FUNCTIONS[name])(GRAPH.x, GRAPH.edge_index)
-    assert_close(pyg_sar.gather(conv(data.x, data.edge_index)), want)
+def test_exact(name: str) -> None:
+    assert_alike(_summed, name, tolerance=1e-12)
 
 
 def _of_selected(x: Tensor, edge_index: Tensor) -> Tensor:
@@ -139,20 +134,13 @@ CONVS: dict[str, Callable[[], MessagePassing]] = {
 }
 
 
-def _step(conv: Any, data: Any, n_id: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _step(data: Any, wrap: Wrap, name: str) -> list[Any]:
     """Output, and the gradients of x and of the parameters."""
-    x = data.x.detach().requires_grad_()
-    out = conv(x, data.edge_index)
-    (out * (n_id.view(-1, 1) % 5 + 1) / 8).sum().backward()
-    gradients = [parameter.grad for parameter in conv.parameters()]
-    return pyg_sar.gather(out.detach()), pyg_sar.gather(x.grad), gradients
+    nodes = data.n_id if 'n_id' in data else torch.arange(40)
+    weights = (nodes.view(-1, 1) % 5 + 1) / 8
+    return take_step(wrap(CONVS[name]()), data, loss=lambda out: (out * weights).sum())
 
 
-@pytest.mark.parametrize('world_size', [1, 2, 3])
 @pytest.mark.parametrize('name', CONVS)
-@on_ranks(num_parts=6)
-def test_as_on_the_whole_graph(data, name, world_size):
-    want, want_x, gradients = _step(CONVS[name](), GRAPH, torch.arange(40))
-    out, grad_x, own = _step(SARConv(CONVS[name]()), data, data.n_id)
-    for each, whole in zip((out, grad_x, *own), (want, want_x, *gradients), strict=True):
-        assert_close(each, whole)
+def test_as_on_the_whole_graph(name: str) -> None:
+    assert_alike(_step, name, ranks=(1, 2, 3), parts=6, tolerance=1e-12)

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from copied_modules import WAYS, copied
+from alike import Wrap, assert_alike, assert_same, cut_of, itself, leaves, take_step
 from few import few
-from on_ranks import on_ranks
-from small_graphs import assert_close, cut, small_graph
+from small_graphs import small_graph
 from torch import Tensor
-from torch_geometric.data import Data
 from torch_geometric.nn import (
     APPNP,
     ChebConv,
@@ -83,45 +81,29 @@ CHANGES: dict[str, tuple[Callable[[], MessagePassing], Callable[[Any], None]]] =
 }
 
 
-def _changed(name: str, data: Any, *, sar: bool, before: bool) -> tuple[Tensor, ...]:
+def _changed(data: Any, wrap: Wrap, name: str, before: bool) -> list[Any]:
     """Output and gradients of a conv that was changed, before its first forward or after it."""
     make, change = CHANGES[name]
     torch.manual_seed(1)
-    conv = make().double()
-    if sar:
-        conv = SARConv(conv)
+    conv = wrap(make().double())
     if not before:
         conv(data.x, data.edge_index)
     change(conv)
-    x = data.x.clone().requires_grad_()
-    out = conv(x, data.edge_index)
-    ids = getattr(data, 'n_id', torch.arange(data.num_nodes))
-    factors = torch.linspace(-1, 1, 40, dtype=out.dtype)[ids, None]
-    gradients = torch.autograd.grad((out * factors).sum(), [x, *conv.parameters()])
-    return out, *gradients
-
-
-@pytest.fixture(scope='module')
-def graph() -> Data:
-    return small_graph()
+    ids = data.n_id if 'n_id' in data else torch.arange(data.num_nodes)
+    factors = torch.linspace(-1, 1, 40).double()[ids, None]
+    return take_step(conv, data, loss=lambda out: (out * factors).sum())
 
 
 @pytest.mark.parametrize('before', [True, False], ids=['before', 'after'])
 @pytest.mark.parametrize('name', few(CHANGES))
-@pytest.mark.parametrize('world_size', [1, 3])
-@on_ranks(num_parts=3, by='threads')
-def test_attributes_set_later(data, name, before, world_size):
-    want = _changed(name, small_graph(), sar=False, before=before)
-    found = _changed(name, data, sar=True, before=before)
-    for own, whole in zip(found, want, strict=True):
-        assert_close(pyg_sar.gather(own).detach(), whole.detach(), tolerance=1e-10)
+def test_attributes_set_later(name: str, before: bool) -> None:
+    assert_alike(_changed, name, before, ranks=(1, 3))
 
 
 @pytest.mark.parametrize('name', CHANGES)
-def test_attributes_set_later_on_a_plain_graph(graph, name):
-    plain = _changed(name, graph, sar=False, before=False)
-    converted = _changed(name, graph, sar=True, before=False)
-    assert all(torch.equal(a, b) for a, b in zip(plain, converted, strict=True))
+def test_attributes_set_later_on_a_plain_graph(name: str) -> None:
+    plain, converted = (_changed(small_graph(), wrap, name, False) for wrap in (itself, SARConv))
+    assert_same(leaves(converted), leaves(plain), tolerance=0)
 
 
 def test_the_object_and_its_class():
@@ -140,23 +122,6 @@ def test_the_object_and_its_class():
     assert type(type(sar)(6, 4)) is GATConv
 
 
-@pytest.mark.parametrize('make', [lambda: GATConv(6, 4), lambda: GCNConv(6, 4)])
-@pytest.mark.parametrize('way', WAYS)
-def test_copies(graph, tmp_path, make, way):
-    data = pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts'))
-    sar = SARConv(make().double(), mode='sequential_no_remat')
-    want = sar(data.x, data.edge_index)
-    other = copied(sar, way)
-    assert type(other) is type(sar)
-    assert other.sar_options == sar.sar_options
-    torch.testing.assert_close(other(data.x, data.edge_index), want, rtol=1e-12, atol=1e-12)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
-    assert not torch.equal(other(data.x, data.edge_index), want)
-    torch.testing.assert_close(sar(data.x, data.edge_index), want, rtol=1e-12, atol=1e-12)
-
-
 LOAD = """
 import sys, torch, pyg_sar
 sar = torch.load(sys.argv[1], weights_only=False)
@@ -166,12 +131,12 @@ torch.save(sar(data.x, data.edge_index).detach(), sys.argv[3])
 
 
 @pytest.mark.slow
-def test_a_saved_model_in_another_process(graph, tmp_path):
+def test_a_saved_model_in_another_process(tmp_path):
     """Where the class was never made, and PyG has not generated a method of it."""
     import subprocess
     import sys
 
-    root = cut(graph, 2, tmp_path / 'parts')
+    root = cut_of(small_graph, 2)
     data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(GCN(6, 8, 2, 3).double().eval())
     torch.save(model, tmp_path / 'model.pt')
@@ -182,7 +147,7 @@ def test_a_saved_model_in_another_process(graph, tmp_path):
 
 
 @pytest.mark.parametrize('make', [GCNConv, GATConv, GATv2Conv, lambda i, o: ChebConv(i, o, 2)])
-def test_parametrized(graph, tmp_path, make):
+def test_parametrized(make):
     """Spectral norm puts another class on top of a layer, parametrize on top of the conv."""
     from torch.nn.utils import parametrizations, parametrize
 
@@ -200,7 +165,7 @@ def test_parametrized(graph, tmp_path, make):
         parametrize.register_parametrization(conv, 'bias', Double())
         with torch.no_grad():
             conv.parametrizations.bias.original.fill_(0.5)
-    data = pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts'))
+    graph, data = small_graph(), pyg_sar.load_shard(cut_of(small_graph, 2))
     want = plain(graph.x, graph.edge_index)[data.n_id]
     torch.testing.assert_close(sar(data.x, data.edge_index), want, rtol=1e-10, atol=1e-10)
     again = copy.deepcopy(sar)

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from alike import Wrap, assert_alike
 from few import few
-from ranks import run_as_threads
-from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import conv, models, norm
-
-import pyg_sar
 
 N, IN, OUT = 23, 6, 4
 
@@ -71,7 +68,7 @@ def _graph() -> Data:
     return Data(x=x, edge_index=torch.randint(N - 2, (2, 90), generator=draw), num_nodes=N)
 
 
-def _results(data: Any, name: str, wrap: Callable[[Any], Any]) -> dict[str, list[Tensor]]:
+def _results(data: Any, wrap: Wrap, name: str) -> dict[str, list[Any]]:
     """Outputs twice, as what is known of raw features is used at the second time; gradients."""
     found = {}
     for layout, view in LAYOUTS.items():
@@ -81,22 +78,17 @@ def _results(data: Any, name: str, wrap: Callable[[Any], Any]) -> dict[str, list
         outs = [layer(view(x), data.edge_index) for x in (data.x, data.x, leaf)]
         sum(out.square().mean() for out in outs).backward()
         grads = [leaf.grad, *(each.grad for each in layer.parameters())]
-        found[layout] = [pyg_sar.gather(each).detach() for each in (*outs, *grads)]
+        found[layout] = [*(out.detach() for out in outs), *grads]
     return found
 
 
-def _on_rank(root: str, name: str) -> dict[str, list[Tensor]]:
-    return _results(pyg_sar.load_shard(root), name, pyg_sar.DistributedDataParallel)
-
-
 @pytest.mark.parametrize('name', few(LAYERS))
-@pytest.mark.parametrize('num_ranks', [1, 3])
-def test_features_in_any_layout(num_ranks: int, name: str, tmp_path: Any) -> None:
-    data = _graph()
-    part = torch.arange(N) % 5 % 3
-    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=part)
-    expected = _results(data, name, lambda layer: layer)
-    for values in run_as_threads(_on_rank, num_ranks, str(tmp_path / 'parts'), name):
-        for layout, wanted in expected.items():
-            for value, right in zip(values[layout], wanted, strict=True):
-                torch.testing.assert_close(value, right, rtol=1e-10, atol=1e-11, msg=layout)
+def test_features_in_any_layout(name: str) -> None:
+    assert_alike(
+        _results,
+        name,
+        graph=_graph,
+        cut=[i % 5 % 3 for i in range(N)],
+        ranks=(1, 3),
+        tolerance=1e-11,
+    )

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import run_ranks
-from small_graphs import cut, small_graph
+from alike import Wrap, assert_alike, assert_same, cut_of, on_ranks
+from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import GCNConv, SAGEConv, SimpleConv, to_hetero
@@ -69,16 +69,22 @@ def _pairs() -> tuple[Tensor, Tensor, Tensor]:
     return pairs, labels, torch.rand(NUM_PAIRS, generator=draw, dtype=torch.float64)
 
 
-def _links(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
+Given = Callable[[Tensor], Tensor]
+
+
+def _grads(model: Any) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def _links(data: Any, wrap: Wrap, given: Given) -> Any:
     pairs, labels, scale = map(given, _pairs())
-    torch.manual_seed(0)
     model = wrap(Links().double())
     found = []
     for _ in range(2):
         model.zero_grad()
         loss = F.mse_loss(model(data.x, data.edge_index, pairs, scale), labels)
         loss.backward()
-        found += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        found += [loss.detach(), *_grads(model)]
     return [*found, scale.clone()]
 
 
@@ -101,19 +107,17 @@ def _shops() -> HeteroData:
     return data
 
 
-def _hetero(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
-    torch.manual_seed(0)
+def _hetero(data: Any, wrap: Wrap, given: Given) -> Any:
     model = wrap(to_hetero(Both(), _shops().metadata()).double())
     pairs, labels, _ = map(given, _pairs())
     pairs = pairs % 15
     z = model(data.x_dict, data.edge_index_dict)
     scores = (z['user'][pairs[0]] * z['item'][pairs[1]]).sum(-1)
     F.mse_loss(scores, labels).backward()
-    return [scores.detach(), *(p.grad for p in model.parameters())]
+    return [scores.detach(), *_grads(model)]
 
 
-def _restricted(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
-    torch.manual_seed(0)
+def _restricted(data: Any, wrap: Wrap, given: Given) -> Any:
     model, wanted = wrap(Both().double()), given(torch.arange(0, 40, 3))
     layers = pyg_sar.restrict(data, wanted, 2)
     x = data.x[layers.input_nodes]
@@ -121,25 +125,22 @@ def _restricted(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[An
         x = conv((x, x[layer.dst]), layer.edge_index)
     loss = F.cross_entropy(x, data.y[layers.output_nodes])
     loss.backward()
-    return [loss.detach(), *(p.grad for p in model.parameters())]
+    return [loss.detach(), *_grads(model)]
 
 
-def _sampled(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
-    torch.manual_seed(0)
+def _sampled(data: Any, wrap: Wrap, given: Given) -> Any:
     model, seeds = wrap(Both().double()), given(torch.arange(0, 40, 3))
-    loader = pyg_sar.NeighborLoader(data, [3, 2], seeds, batch_size=6, seed=1)
     found = []
-    for batch in loader:
+    for batch in pyg_sar.NeighborLoader(data, [3, 2], seeds, batch_size=6, seed=1):
         losses = model(given(batch.x), batch.edge_index)[: batch.batch_size].square().sum(-1)
         model.zero_grad()
         pyg_sar.loader.mean_of_batches(losses).backward()
-        found += [p.grad.clone() for p in model.parameters()]
+        found.append(_grads(model))
     return found
 
 
-def _cached(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
+def _cached(data: Any, wrap: Wrap, given: Given) -> Any:
     """Kept sums and norms of edges of one's own, and writes to what was kept."""
-    torch.manual_seed(0)
     model = wrap(torch.nn.ModuleList([GCNConv(-1, 4, cached=True), SimpleConv('sum')]).double())
     edge_index = given(small_graph().edge_index)
     found = []
@@ -151,42 +152,36 @@ def _cached(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], 
     return found
 
 
-def _on_rank(root: str, kind: str, program: Any) -> list[Tensor]:
+def _program(data: Any, wrap: Wrap, kind: str, program: Any) -> Any:
     def given(tensor: Tensor) -> Tensor:
         if not tensor.numel():
             return tensor  # has no memory
-        folder = tempfile.mkdtemp(dir=Path(root).parent)
-        return KINDS[kind](tensor, Path(folder) / 'tensor.pt')
+        return KINDS[kind](tensor, Path(tempfile.mkdtemp(dir=folder)) / 'tensor.pt')
 
-    found: list[Tensor] = program(pyg_sar.load_shard(root), given, pyg_sar.DistributedDataParallel)
-    return found
-
-
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('num_ranks', [1, 3])
-def test_links_are_those_of_plain_pyg(tmp_path: Path, num_ranks: int, kind: str) -> None:
-    want = _links(small_graph(), Tensor.clone, lambda model: model)
-    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
-    for found in run_ranks(_on_rank, num_ranks, root, kind, _links):
-        torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
+    with tempfile.TemporaryDirectory() as folder:
+        return program(data, wrap, given)
 
 
 @pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('num_ranks', [1, 3])
-def test_links_between_types_are_those_of_plain_pyg(
-    tmp_path: Path, num_ranks: int, kind: str
-) -> None:
-    want = _hetero(_shops(), Tensor.clone, lambda model: model)
-    pyg_sar.partition_graph(_shops(), 3, tmp_path / 'parts', method='random')
-    for found in run_ranks(_on_rank, num_ranks, str(tmp_path / 'parts'), kind, _hetero):
-        torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
+@pytest.mark.parametrize(('program', 'graph'), [(_links, small_graph), (_hetero, _shops)])
+def test_links_are_those_of_plain_pyg(program: Any, graph: Any, kind: str) -> None:
+    assert_alike(
+        _program,
+        kind,
+        program,
+        graph=graph,
+        cut='random',
+        ranks=(1, 3),
+        tolerance=1e-11,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize('kind', [kind for kind in KINDS if kind != 'own'])
 @pytest.mark.parametrize('program', [_restricted, _sampled, _cached])
-def test_all_memory_is_alike(tmp_path: Path, kind: str, program: Any) -> None:
-    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
-    for num_ranks in (1, 3):
-        want = run_ranks(_on_rank, num_ranks, root, 'own', program)
-        found = run_ranks(_on_rank, num_ranks, root, kind, program)
-        torch.testing.assert_close(found, want, rtol=0, atol=0)
+def test_all_memory_is_alike(program: Any, kind: str) -> None:
+    root = cut_of(small_graph, 3)
+    for size in (1, 3):
+        found, want = (on_ranks(_program, size, root, each, program) for each in (kind, 'own'))
+        for a, b in zip(found, want, strict=True):
+            assert_same(a, b, tolerance=0)

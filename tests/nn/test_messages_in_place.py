@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_as_threads
-from torch import Tensor
+from alike import Wrap, assert_alike, gradient, parallel
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import scatter, softmax
-
-import pyg_sar
 
 N, E, WIDTH = 20, 70, 4
 
@@ -143,47 +140,36 @@ def _graph() -> Data:
     )
 
 
-def _results(data: Any, make: Callable[[], Any], wrap: Callable[[Any], Any]) -> dict[str, Tensor]:
+def _results(data: Any, wrap: Wrap, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    convs = {name: lambda name=name: InPlace(name) for name in MESSAGES}
+    convs |= {kind: lambda kind=kind: OwnAggregation(kind) for kind in KINDS}
+    return {
+        name: _of_conv(data, parallel(_seeded(make), wrap, **options))
+        for name, make in convs.items()
+    }
+
+
+def _seeded(make: Callable[[], Any]) -> Any:
     torch.manual_seed(0)
-    conv = wrap(make().double())
+    return make().double()
+
+
+def _of_conv(data: Any, conv: Any) -> dict[str, Any]:
+    """Three outputs, the last without gradients; what was given; gradients."""
     x, e = (each.detach().clone().requires_grad_() for each in (data.x, data.edge_attr))
     n = e.detach() * 2
     outs = [conv(x, data.edge_index, e, n) for _ in range(2)]
     sum(out.square().mean() for out in outs).backward()
     with torch.no_grad():
         outs.append(conv(x, data.edge_index, e, n))
-    found = {str(i): out for i, out in enumerate(outs)} | {'n': n, 'grad of x': x.grad}
-    found['grad of e'] = torch.zeros_like(e) if e.grad is None else e.grad
-    for name, p in conv.named_parameters():
-        found[name.removeprefix('module.')] = torch.zeros_like(p) if p.grad is None else p.grad
-    return {k: pyg_sar.gather(v).detach() for k, v in found.items()}
-
-
-def _made(name: str) -> Callable[[], Any]:
-    return lambda: InPlace(name) if name in MESSAGES else OwnAggregation(name)
-
-
-def _on_rank(root: str, options: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
-    def wrap(conv: Any) -> Any:
-        return pyg_sar.DistributedDataParallel(conv, **options)
-
-    names = [*MESSAGES, *KINDS]
-    return {name: _results(pyg_sar.load_shard(root), _made(name), wrap) for name in names}
+    grads = [gradient(each) for each in (x, e, *conv.parameters())]
+    return {'outs': [out.detach() for out in outs], 'n': n, 'grads': grads}
 
 
 @pytest.mark.parametrize('options', [{}, {'mode': 'one_shot'}, {'mode': 'sequential_no_remat'}])
-@pytest.mark.parametrize('num_ranks', [1, 3])
-def test_as_one_process(num_ranks: int, options: dict[str, Any], tmp_path: Any) -> None:
-    root, data = tmp_path / 'parts', _graph()
-    pyg_sar.partition_graph(data, 3, root, method=torch.arange(N) % 5 % 3)
-    answers = run_as_threads(_on_rank, num_ranks, str(root), options)
-    for name in [*MESSAGES, *KINDS]:
-        expected = _results(data, _made(name), lambda conv: conv)
-        for found in answers:
-            for key, value in expected.items():
-                torch.testing.assert_close(
-                    found[name][key], value, rtol=0, atol=1e-11, msg=f'{name}: {key}'
-                )
+def test_as_one_process(options: dict[str, Any]) -> None:
+    cut = [i % 5 % 3 for i in range(N)]
+    assert_alike(_results, options, graph=_graph, cut=cut, ranks=(1, 3), tolerance=1e-11, rtol=0)
 
 
 class ChangesWhole(InPlace):
@@ -197,20 +183,13 @@ class ChangesWhole(InPlace):
         return v_j * table
 
 
-def _with_a_table(root: str) -> list[Tensor]:
-    data = pyg_sar.load_shard(root) if root else _graph()
-    torch.manual_seed(2)
-    conv = ChangesWhole('scaled').double()
-    conv = pyg_sar.DistributedDataParallel(conv) if root else conv
+def _with_a_table(data: Any, wrap: Wrap) -> list[Any]:
+    conv = wrap(ChangesWhole('scaled').double())
     out = conv(data.x, data.edge_index, None, None)
     out.square().sum().backward()
-    grads = [p.grad for p in conv.parameters() if p.grad is not None]
-    return [pyg_sar.gather(out).detach(), *grads]
+    return [out.detach(), *(p.grad for p in conv.parameters())]
 
 
-def test_what_all_edges_read_changes_once(tmp_path: Any) -> None:
-    pyg_sar.partition_graph(_graph(), 3, tmp_path / 'parts', method=torch.arange(N) % 3)
-    want = _with_a_table('')
-    for num_ranks in (1, 3):
-        for found in run_as_threads(_with_a_table, num_ranks, str(tmp_path / 'parts')):
-            torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
+def test_what_all_edges_read_changes_once() -> None:
+    cut = [i % 3 for i in range(N)]
+    assert_alike(_with_a_table, graph=_graph, cut=cut, ranks=(1, 3), tolerance=1e-11, rtol=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +14,18 @@ from conv_graphs import GRAPHS
 from exact import Result, reference, run_case, step
 from few import few
 from graphs import awkward_graph
-from hetero_graphs import assignment
+from hetero_graphs import REVIEWS, WRITES, assignment, hetero_graph
 from hetero_models import CASES as HETERO_CASES
+from hetero_models import MODELS as HETERO_MODELS
+from hetero_models import with_shapes
 from model_cases import _CONV, FUNCTIONS, NUM_NODES, OF_MOLECULES, REFUSED, ROWWISE, UNSUPERVISED
 from model_cases import CASES as MODEL_CASES
 from norm_models import CASES as NORM_CASES
 from outcome import assert_exact
 from ranks import run_as_threads, run_ranks
+from small_graphs import assert_all_raise, attempt
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv, MessagePassing
+from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 from torch_geometric.nn import models as M
 from unsupervised_cases import CASES as UNSUPERVISED_CASES
 
@@ -156,3 +160,27 @@ def test_label_propagation_by_hand_and_again(roots: Roots) -> None:
     for found in run_ranks(_propagated_twice, 3, roots['unequal']['plain']):
         for out in found:
             torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)  # float32
+
+
+@pytest.mark.filterwarnings('ignore:There exist node types')
+def test_wrap_takes_every_conv_and_keeps_the_keys() -> None:
+    for name in ('SAGE', 'mixed', 'to_hetero', 'HeteroDictLinear'):
+        plain, model = (with_shapes(HETERO_MODELS[name]()) for _ in range(2))
+        pyg_sar.DistributedDataParallel(model)
+        num_convs = sum(hasattr(m, 'propagate') for m in plain.modules())
+        assert sum(isinstance(m, pyg_sar.SARConv) for m in model.modules()) == num_convs
+        assert list(model.state_dict()) == list(plain.state_dict())
+        model.load_state_dict(plain.state_dict())
+
+
+def _other_relation(root: str) -> str:
+    data = pyg_sar.load_shard(root)
+    rel = WRITES if pyg_sar.comm.ranks.rank() == 0 else REVIEWS
+    conv = pyg_sar.SARConv(SAGEConv((4, 6), 5).double())
+    return attempt(conv, (data['author'].x, data['paper'].x), data[rel].edge_index)
+
+
+def test_ranks_that_walk_different_relations_raise(tmp_path: Path) -> None:
+    pyg_sar.partition_graph(hetero_graph(), 2, tmp_path / 'parts')
+    outcomes = run_as_threads(_other_relation, 2, str(tmp_path / 'parts'))
+    assert_all_raise(outcomes, 'ValueError', 'author__writes__paper', 'author__reviews__paper')

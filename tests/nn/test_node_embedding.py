@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,22 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from alike import (
+    Wrap,
+    assert_alike,
+    assert_same,
+    cut_of,
+    itself,
+    leaves,
+    on_ranks,
+    on_whole_graph,
+    whole,
+)
+from copied_modules import copied
 from few import few
 from hetero_graphs import assignment, hetero_graph
 from ranks import run_as_threads, run_ranks
-from small_graphs import (
-    ASSIGNMENTS,
-    assemble,
-    assert_all_raise,
-    assert_close,
-    attempt,
-    cut,
-    small_graph,
-)
+from small_graphs import ASSIGNMENTS, assert_all_raise, assert_close, attempt, small_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, HGTConv, SAGEConv
@@ -44,9 +47,8 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.table = table
-        self.first = SAGEConv(
-            DIM + 6, 8, bias=False
-        )  # before a norm its gradient is rounding alone
+        # Without a bias: before a norm its gradient is rounding alone.
+        self.first = SAGEConv(DIM + 6, 8, bias=False)
         self.norm = nn.BatchNorm1d(8)
         self.second = GATConv(8, 3)
 
@@ -58,15 +60,15 @@ class Net(nn.Module):
 class Run:
     """One process with ``torch.nn.Embedding``, or a rank with its rows; the same program."""
 
-    def __init__(self, data: Any, *, sparse: bool = False, plain: bool = False) -> None:
-        self.data, self.plain = data, plain
+    def __init__(self, data: Any, wrap: Wrap, *, sparse: bool = False) -> None:
+        self.data, self.wrap, self.is_plain = data, wrap, wrap is itself
         self.table: Any = NodeEmbedding(data, DIM, seed=7, sparse=sparse)
-        if plain:
+        if self.is_plain:
             rows = pyg_sar.gather(self.table.weight.detach())
             self.table = nn.Embedding.from_pretrained(rows, freeze=False, sparse=sparse)
             data.n_id = torch.arange(data.num_nodes)
         self.inner = Net(self.table).double()
-        self.model: Any = self.inner if plain else pyg_sar.DistributedDataParallel(self.inner)
+        self.model: Any = wrap(self.inner)
         self.losses: list[float] = []
 
     @property
@@ -86,28 +88,23 @@ class Run:
             clip()
             optimizer.step()
 
-    def found(self) -> dict[str, Any]:
-        def plain(t: Tensor | None) -> Tensor | None:
-            if t is None:
-                return None
-            t = t.to_dense() if t.is_sparse else t
-            return pyg_sar.local(t.detach())
+    def sgd(self, lr: float = 0.5) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.inner.parameters(), lr=lr)
 
+    def found(self) -> dict[str, Any]:
+        gradient = self.table.weight.grad
         return {
-            'losses': torch.tensor(self.losses, dtype=torch.float64),
-            'shared': [plain(p) for p in self.shared],
-            'gradients': [plain(p.grad) for p in self.shared],
-            'n_id': pyg_sar.local(self.data.n_id),
-            'rows': plain(self.table.weight),
-            'gradient': plain(self.table.weight.grad),
+            'losses': self.losses,
+            'shared': [(p, p.grad) for p in self.shared],
+            'rows': self.table.weight,
+            'gradient': gradient.to_dense() if gradient is not None else None,
         }
 
 
-Program = Callable[[Run], None]
-PROGRAMS: dict[str, Program] = {}
+PROGRAMS: dict[str, Callable[[Run], None]] = {}
 
 
-def program(function: Program) -> Program:
+def program(function: Callable[[Run], None]) -> Callable[[Run], None]:
     PROGRAMS[function.__name__] = function
     return function
 
@@ -128,20 +125,24 @@ def optimizers(run: Run) -> None:
         run.train(getattr(torch.optim, kind)(run.inner.parameters(), lr=0.01, **options))
 
 
+class Several:
+    """Optimizers one after another."""
+
+    def __init__(self, *each: torch.optim.Optimizer) -> None:
+        self.each = each
+
+    def zero_grad(self) -> None:
+        [optimizer.zero_grad() for optimizer in self.each]
+
+    def step(self) -> None:
+        [optimizer.step() for optimizer in self.each]
+
+
 @program
-def sparse_adam(run: Run) -> None:
-    class Both:
-        def __init__(self) -> None:
-            table = torch.optim.SparseAdam([run.table.weight], lr=0.05)
-            self.each = table, torch.optim.Adam(run.shared, lr=0.05)
-
-        def zero_grad(self) -> None:
-            [optimizer.zero_grad() for optimizer in self.each]
-
-        def step(self) -> None:
-            [optimizer.step() for optimizer in self.each]
-
-    run.train(Both())
+def sparse_optimizers(run: Run) -> None:
+    run.train(run.sgd())
+    table = torch.optim.SparseAdam([run.table.weight], lr=0.05)
+    run.train(Several(table, torch.optim.Adam(run.shared, lr=0.05)))
 
 
 @program
@@ -157,21 +158,15 @@ def sparse_rows_of_some(run: Run) -> None:
 
 
 @program
-def sparse_sgd(run: Run) -> None:
-    run.train(torch.optim.SGD(run.inner.parameters(), lr=0.5))
-
-
-@program
 def clipped(run: Run) -> None:
     for options in ({}, {'foreach': True}, {'norm_type': 1.0}, {'norm_type': float('inf')}):
-        optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
 
         def clip(options: Any = options) -> None:
             parameters = run.inner.parameters()
             norm = nn.utils.clip_grad_norm_(parameters, 0.02, error_if_nonfinite=True, **options)
             run.losses.append(norm.item())
 
-        run.train(optimizer, clip)
+        run.train(run.sgd(), clip)
 
 
 @program
@@ -191,23 +186,10 @@ def clipped_by_hand(run: Run) -> None:
 
 
 @program
-def own_layerwise_optimizer(run: Run) -> None:
-    """LARS and LAMB: a step of the size of the weight's norm."""
-    moments = {p: torch.zeros(p.shape, dtype=p.dtype) for p in run.inner.parameters()}
-    for _ in range(3):
-        run.inner.zero_grad(set_to_none=False)
-        run.loss().backward()
-        with torch.no_grad():
-            for p, m in moments.items():
-                m.mul_(0.9).add_(p.grad, alpha=0.1)
-                p.sub_(m * (0.1 * p.norm() / (m.norm() + 1e-3)))
-
-
-@program
 def accumulated_without_averages(run: Run) -> None:
     for _ in range(2):
         for _ in range(2):
-            with nullcontext() if run.plain else run.model.no_sync():
+            with nullcontext() if run.is_plain else run.model.no_sync():
                 run.loss().backward()
         run.loss().backward()
 
@@ -252,7 +234,7 @@ def beside_the_model(run: Run) -> None:
 
     table, rows = run.table, run.table(run.data.n_id)
     run.inner.table = Inputs()
-    run.model = run.inner if run.plain else pyg_sar.DistributedDataParallel(run.inner)
+    run.model = run.wrap(run.inner)
     run.loss().backward()
     run.inner.table = table
 
@@ -261,7 +243,7 @@ def beside_the_model(run: Run) -> None:
 def averaged_weights(run: Run) -> None:
     for multi in (None, torch.optim.swa_utils.get_ema_multi_avg_fn(0.7)):
         average = torch.optim.swa_utils.AveragedModel(run.inner, multi_avg_fn=multi)
-        optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
+        optimizer = run.sgd()
         for _ in range(2):
             optimizer.zero_grad()
             run.loss().backward()
@@ -270,51 +252,48 @@ def averaged_weights(run: Run) -> None:
         run.inner.load_state_dict(average.module.state_dict())
 
 
-@program
-def scaled_gradients(run: Run) -> None:
+def _scaled(run: Run, parameters: Iterable[Tensor], loss_of: Callable[[], Tensor]) -> None:
+    """One rank alone meets infinity, in the second step."""
     scaler = torch.amp.GradScaler('cpu', init_scale=4.0)
-    optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(parameters, lr=0.5)
     for step in range(3):
         optimizer.zero_grad()
-        scaler.scale(run.loss()).backward()
-        if step == 1 and 5 in pyg_sar.local(run.data.n_id):  # on one rank only
+        scaler.scale(loss_of()).backward()
+        if step == 1 and 5 in pyg_sar.local(run.data.n_id):
             run.table.weight.grad.mul_(float('inf'))
         scaler.step(optimizer)
         scaler.update()
         run.losses.append(scaler.get_scale())
+
+
+@program
+def scaled_gradients(run: Run) -> None:
+    _scaled(run, run.inner.parameters(), run.loss)
 
 
 @program
 def sparse_scaled_gradients(run: Run) -> None:
-    scaler = torch.amp.GradScaler('cpu', init_scale=4.0)
-    optimizer = torch.optim.SGD([run.table.weight], lr=0.5)
-    for step in range(3):
-        optimizer.zero_grad()
-        scaler.scale((run.table(run.data.n_id) * 0.3).sin().sum()).backward()
-        if step == 1 and (run.plain or 5 in pyg_sar.local(run.data.n_id)):  # on one rank only
-            run.table.weight.grad.mul_(float('inf'))
-        scaler.step(optimizer)
-        scaler.update()
-        run.losses.append(scaler.get_scale())
-        run.loss()
+    rows = [run.table.weight]
+    _scaled(run, rows, lambda: (run.table(run.data.n_id) * 0.3).sin().sum())
+    run.loss()
 
 
 @program
 def copied_and_pickled(run: Run) -> None:
-    for copied in (copy.deepcopy, _pickled):
+    for way in ('deepcopy', 'torch.save'):
         run.loss().backward()
         run.inner.zero_grad()
-        run.model = copied(run.model)
-        run.inner = run.model if run.plain else run.model.module
+        run.model = copied(run.model, way)
+        run.inner = run.model if run.is_plain else run.model.module
         run.table = run.inner.table
         run.train(torch.optim.Adam(run.inner.parameters(), lr=0.05))
 
 
-def _pickled(value: Any) -> Any:
+def _through_a_file(state: Any) -> Any:
     file = io.BytesIO()
-    torch.save(value, file)
+    torch.save(state, file)
     file.seek(0)
-    return torch.load(file, weights_only=False)
+    return torch.load(file, weights_only=True)
 
 
 @program
@@ -322,11 +301,9 @@ def optimizer_through_a_file(run: Run) -> None:
     """What torch has loaded is rows of all ranks again after a step."""
     optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05)
     run.train(optimizer)
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
+    state = _through_a_file(optimizer.state_dict())
     optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05)
-    optimizer.load_state_dict(torch.load(file, weights_only=True))
+    optimizer.load_state_dict(state)
     run.train(optimizer)
     run.losses.append(optimizer.state[run.table.weight]['exp_avg'].norm().item())
 
@@ -334,124 +311,97 @@ def optimizer_through_a_file(run: Run) -> None:
 @program
 def rows_of_any_nodes(run: Run) -> None:
     ids = torch.tensor([[3, 17, 5, 39], [0, 0, 8, 21]])
-    z = run.table(ids) if run.plain else run.table()[ids]
+    z = run.table(ids) if run.is_plain else run.table()[ids]
     loss = (z[0] * z[1]).sum().sin()
     loss.backward()
     run.losses.append(loss.item())
 
 
-@program
-def written_and_looked_at(run: Run) -> None:
-    weight = run.table.weight
-    with torch.no_grad():
-        weight.mul_(0.1)
-        weight += 1
-        weight.data.div_(2)
-        weight[weight > 0.5] = 0.25
-        run.losses += [f(weight).item() for f in (torch.sum, torch.mean, torch.max, torch.min)]
-        run.losses += [(weight < 0.5).all().item(), weight.isnan().any().item()]
-    run.loss().backward()
-
-
-def _of_ranks(name: str, root: str) -> Any:
-    run = Run(pyg_sar.load_shard(root), sparse=name.startswith('sparse'))
+def _program(data: Any, wrap: Wrap, name: str) -> dict[str, Any]:
+    run = Run(data, wrap, sparse=name.startswith('sparse'))
     PROGRAMS[name](run)
     return run.found()
-
-
-def _compare(results: list[Any], want: dict[str, Any]) -> None:
-    for found in results:
-        for name in ('losses', 'shared', 'gradients'):
-            for a, b in zip(found[name], want[name], strict=True):
-                assert (a is None) == (b is None), name
-                if a is not None:
-                    assert_close(a, b, tolerance=1e-10)
-    for name in ('rows', 'gradient'):
-        if want[name] is not None:
-            pieces = [(found['n_id'], found[name]) for found in results]
-            assert_close(assemble(pieces, len(want[name])), want[name], tolerance=1e-10)
 
 
 @pytest.mark.parametrize(
     'ranks', [3, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, 2, 4))]
 )
 @pytest.mark.parametrize('name', few(PROGRAMS, every=4))
-def test_program(name: str, ranks: int, tmp_path: Path) -> None:
-    whole = Run(small_graph(), plain=True, sparse=name.startswith('sparse'))
-    PROGRAMS[name](whole)
-    kind = ASSIGNMENTS[ranks % 3]
-    root = str(cut(small_graph(), 4 if ranks < 3 else ranks, tmp_path / 'parts', kind))
-    _compare(run_as_threads(_of_ranks, ranks, name, root), whole.found())
+def test_program(name: str, ranks: int) -> None:
+    parts = 4 if ranks < 3 else ranks
+    assert_alike(_program, name, cut=ASSIGNMENTS[ranks % 3], ranks=(ranks,), parts=parts)
 
 
 # Checkpoints
 
 
-def _of_part(parts: str, root: str, *, num_steps: int, saves: int, sparse: bool) -> dict[str, Any]:
-    """Some steps from the newest checkpoint on, or by one process from the start."""
-    run = Run(pyg_sar.load_shard(parts) if parts else small_graph(), sparse=sparse, plain=not parts)
-    return _resumed(run, root, num_steps, saves, sparse)
-
-
-def _resumed(run: Run, root: str, num_steps: int, saves: int, sparse: bool) -> dict[str, Any]:
+def _resumed(
+    data: Any, wrap: Wrap, root: str, num_steps: int, saves: int, sparse: bool
+) -> dict[str, Any]:
+    """Some steps from the newest checkpoint on, or from the start without one."""
+    run = Run(data, wrap, sparse=sparse)
     if sparse:
         optimizer: Any = torch.optim.SparseAdam([run.table.weight], lr=0.05)
     else:
         optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05, amsgrad=True)
-    if root:
-        if pyg_sar.load_checkpoint(root, run.model, optimizer) is None:
-            assert saves == 1
-        else:
-            with torch.no_grad():  # the state is rows of all ranks again
-                state = optimizer.state[run.table.weight]['exp_avg']
-                run.losses.append(state.norm().item())
+    norm = 0.0
+    if root and pyg_sar.load_checkpoint(root, run.model, optimizer) is not None:
+        with torch.no_grad():  # the state is rows of all ranks again
+            norm = optimizer.state[run.table.weight]['exp_avg'].norm().item()
     for _ in range(num_steps):
         run.inner.zero_grad()
         run.loss().backward()
         optimizer.step()
     if saves:
         pyg_sar.save_checkpoint(root, run.model, optimizer, epoch=saves)
-    return run.found()
+    return {**run.found(), 'losses': run.losses[-2:], 'norm': norm}
+
+
+def _of_part(parts: str, *args: Any) -> dict[str, Any]:
+    found = _resumed(pyg_sar.load_shard(parts), pyg_sar.DistributedDataParallel, *args)
+    return {name: whole(leaf) for name, leaf in leaves(found).items()}
 
 
 @pytest.mark.parametrize('sparse', few([False, True]))
 def test_training_goes_on_on_any_number_of_ranks(sparse: bool, tmp_path: Path) -> None:
-    root, graph = str(tmp_path / 'run'), small_graph()
-    parts = {p: str(cut(graph, p, tmp_path / str(p), ASSIGNMENTS[p % 3])) for p in (2, 3, 4)}
-    whole = Run(small_graph(), sparse=sparse, plain=True)
-    want = _resumed(whole, '', 9, 0, sparse)
-    run_as_threads(_of_part, 3, parts[3], root, num_steps=2, saves=1, sparse=sparse)
-    run_as_threads(_of_part, 2, parts[4], root, num_steps=2, saves=2, sparse=sparse)
-    _of_part('', root, num_steps=1, saves=3, sparse=sparse)  # torch.nn.Embedding
-    run_as_threads(_of_part, 4, parts[4], root, num_steps=2, saves=4, sparse=sparse)
-    results = run_as_threads(_of_part, 2, parts[2], root, num_steps=2, saves=5, sparse=sparse)
-    norms = [found['losses'][0].item() for found in results]
+    root = str(tmp_path / 'run')
+    parts = {p: cut_of(small_graph, p, ASSIGNMENTS[p % 3]) for p in (2, 3, 4)}
+    want = on_whole_graph(_resumed, small_graph, '', 9, 0, sparse)
+    run_as_threads(_of_part, 3, parts[3], root, 2, 1, sparse)
+    run_as_threads(_of_part, 2, parts[4], root, 2, 2, sparse)
+    on_whole_graph(_resumed, small_graph, root, 1, 3, sparse)  # torch.nn.Embedding
+    run_as_threads(_of_part, 4, parts[4], root, 2, 4, sparse)
+    results = run_as_threads(_of_part, 2, parts[2], root, 2, 5, sparse)
+    norms = [found.pop('norm') for found in results]
     assert norms == [norms[0]] * 2
     assert norms[0] > 0
+    del want['norm']
     for found in results:
-        assert_close(found['losses'][1:], want['losses'][-2:], tolerance=1e-10)
-        found['losses'] = want['losses']
-    _compare(results, want)
+        assert_same(found, want, tolerance=1e-10)
     rows = np.load(Path(root) / 'epoch-000005' / 'model.table.weight.npy')  # of other programs
     assert_close(torch.from_numpy(rows), want['rows'], tolerance=1e-10)
 
 
+def _run_of(parts: str) -> tuple[Run, torch.optim.Optimizer]:
+    run = Run(pyg_sar.load_shard(parts), pyg_sar.DistributedDataParallel)
+    return run, run.sgd()
+
+
 def _after_three(parts: str, root: str) -> Any:
-    run = Run(pyg_sar.load_shard(parts))
-    optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
+    run, optimizer = _run_of(parts)
     outcomes = []
-    for name, model in {
-        'wider': NodeEmbedding(run.data, DIM + 1),
-        'plain': nn.Embedding(len(pyg_sar.local(run.data.n_id)), DIM),
-    }.items():
+    for model in (
+        NodeEmbedding(run.data, DIM + 1),
+        nn.Embedding(len(pyg_sar.local(run.data.n_id)), DIM),
+    ):
         run.inner.table = model.double()
-        outcomes.append(f'{name} {attempt(pyg_sar.load_checkpoint, root, run.inner, optimizer)}')
+        outcomes.append(attempt(pyg_sar.load_checkpoint, root, run.inner, optimizer))
     return outcomes
 
 
 def test_a_checkpoint_of_other_rows_is_refused(tmp_path: Path) -> None:
-    parts, root = str(cut(small_graph(), 3, tmp_path / 'parts')), str(tmp_path / 'run')
-    run_as_threads(_of_part, 3, parts, root, num_steps=1, saves=1, sparse=False)
+    parts, root = cut_of(small_graph, 3), str(tmp_path / 'run')
+    run_as_threads(_of_part, 3, parts, root, 1, 1, False)
     for wider, plain in run_as_threads(_after_three, 3, parts, root):
         assert "expected 'table.weight' of the model" in wider
         assert '[40, 6] torch.float64 (got [40, 5] torch.float64)' in wider
@@ -459,15 +409,14 @@ def test_a_checkpoint_of_other_rows_is_refused(tmp_path: Path) -> None:
 
 
 def _saves_odd_state(parts: str, root: str) -> str:
-    run = Run(pyg_sar.load_shard(parts))
-    optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
+    run, optimizer = _run_of(parts)
     optimizer.state[run.table.weight]['column_means'] = torch.zeros(DIM)
     return attempt(pyg_sar.save_checkpoint, root, run.model, optimizer, epoch=1)
 
 
 def test_a_state_without_rows_is_not_saved(tmp_path: Path) -> None:
-    parts = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    outcomes = run_as_threads(_saves_odd_state, 2, parts, str(tmp_path / 'run'))
+    root = str(tmp_path / 'run')
+    outcomes = run_as_threads(_saves_odd_state, 2, cut_of(small_graph, 2), root)
     assert_all_raise(outcomes, 'ValueError', 'column_means')
 
 
@@ -488,77 +437,56 @@ class Typed(nn.Module):
         return self.conv(x_dict, edge_index_dict)
 
 
-def _typed(data: Any, *, plain: bool = False) -> tuple[nn.Module, dict[str, Tensor]]:
+def _typed(data: Any, wrap: Wrap) -> dict[str, Any]:
     def table(name: str) -> nn.Module:
         own = NodeEmbedding(data[name], DIM, seed=3)
-        if not plain:
+        if wrap is not itself:
             return own
-        rows = pyg_sar.gather(own.weight.detach())
-        return nn.Embedding.from_pretrained(rows, freeze=False)
+        return nn.Embedding.from_pretrained(pyg_sar.gather(own.weight.detach()), freeze=False)
 
-    model: Any = Typed(table, data.metadata()).double()
-    if plain:
+    plain = Typed(table, data.metadata()).double()
+    model: Any = wrap(plain)
+    if wrap is itself:
         n_ids = {name: torch.arange(data[name].num_nodes) for name in data.node_types}
     else:
-        model, n_ids = pyg_sar.DistributedDataParallel(model), data.n_id_dict
+        n_ids = data.n_id_dict
     out = model(n_ids, data.edge_index_dict)
     sum(rows.sin().mean() for rows in out.values() if rows is not None).backward()
-    return model if plain else model.module, n_ids
-
-
-def _typed_on_ranks(root: str) -> Any:
-    model, n_ids = _typed(pyg_sar.load_shard(root))
-    tables = {name: pyg_sar.local(table.weight.grad) for name, table in model.tables.items()}
-    return pyg_sar.local(n_ids), tables, [p.grad for p in model.conv.parameters()]
+    tables = {name: each.weight.grad for name, each in plain.tables.items()}
+    return {'tables': tables, 'conv': [p.grad for p in plain.conv.parameters()]}
 
 
 @pytest.mark.parametrize('ranks', [1, 2, 3])
 def test_types_of_nodes(ranks: int, tmp_path: Path) -> None:
-    graph = hetero_graph()
-    pyg_sar.partition_graph(graph, 3 * ranks, tmp_path / 'p', method=assignment(3 * ranks))
-    model, _ = _typed(graph, plain=True)
-    results = run_as_threads(_typed_on_ranks, ranks, str(tmp_path / 'p'))
-    for name, table in model.tables.items():
-        pieces = [(n_ids[name], grads[name]) for n_ids, grads, _ in results]
-        assert_close(assemble(pieces, len(table.weight)), table.weight.grad, tolerance=1e-10)
-    for _, _, grads in results:
-        for got, p in zip(grads, model.conv.parameters(), strict=True):
-            assert (got is None) == (p.grad is None)
-            if got is not None:
-                assert_close(got, p.grad, tolerance=1e-10)
+    root = tmp_path / 'parts'
+    pyg_sar.partition_graph(hetero_graph(), 3 * ranks, root, method=assignment(3 * ranks))
+    want = on_whole_graph(_typed, hetero_graph)
+    for found in on_ranks(_typed, ranks, str(root)):
+        assert_same(found, want, tolerance=1e-10)
 
 
 # Values at first
 
 
-def _values(root: str, seed: int | None) -> Any:
-    data = pyg_sar.load_shard(root)
-    torch.manual_seed(rank())  # ranks need not be seeded alike
+def _values(data: Any, wrap: Wrap, seed: int | None) -> list[Any]:
+    # Ranks need not be seeded alike.
+    torch.manual_seed(0 if wrap is itself else rank())
     first, second = (NodeEmbedding(data, DIM, seed=seed) for _ in range(2))
-    before = first().detach()
+    before = first().detach().clone()
     first.reset_parameters()
-    return pyg_sar.local((data.n_id, before, second().detach(), first().detach()))
+    return [before, second().detach(), first().detach()]
 
 
 @pytest.mark.parametrize('seed', [None, 5])
-def test_values_are_those_of_the_node(seed: int | None, tmp_path: Path) -> None:
-    graph = small_graph()
-    torch.manual_seed(0)
-    first, second = (NodeEmbedding(graph, DIM, seed=seed) for _ in range(2))
-    want = [first().detach(), second().detach()]
-    first.reset_parameters()
-    want.append(first().detach())
-    for ranks, num_parts in ((1, 3), (2, 4), (3, 3), (4, 4)):
-        root = str(cut(graph, num_parts, tmp_path / str(ranks)))
-        results = run_as_threads(_values, ranks, root, seed)
-        for i, values in enumerate(want, 1):
-            got = assemble([(found[0], found[i]) for found in results], 40)
-            assert torch.equal(got, values)
-    assert torch.equal(want[0], want[1]) == (seed is not None)
-    assert torch.equal(want[0], want[2]) == (seed is not None)
+def test_values_are_those_of_the_node(seed: int | None) -> None:
+    for ranks, parts in ((1, 3), (2, 4), (3, 3), (4, 4)):
+        assert_alike(_values, seed, ranks=(ranks,), parts=parts, tolerance=0)
+    first, second, again = _values(small_graph(), itself, seed)
+    assert torch.equal(first, second) == (seed is not None)
+    assert torch.equal(first, again) == (seed is not None)
 
 
-# What is refused
+# What is computed of the weight itself, and what is refused
 
 
 def _step(optimizer: Callable[[Any], Any]) -> Callable[[Run], Any]:
@@ -572,17 +500,8 @@ def _step(optimizer: Callable[[Any], Any]) -> Callable[[Run], Any]:
 
 OF_THE_WEIGHT: dict[str, Callable[[Run], Any]] = {
     'penalty': lambda r: _of_loss(r, r.table.weight.square().sum()),
-    'penalty of a norm': lambda r: _of_loss(r, r.table.weight.norm()),
-    'penalty of some rows': lambda r: _of_loss(r, r.table.weight[torch.tensor([0, 7])].sin().sum()),
-    'penalty of a product': lambda r: _of_loss(
-        r, F.linear(r.table.weight, _weights()).exp().mean()
-    ),
-    'a mean of columns': lambda r: r.table.weight.detach().mean(dim=0),
-    'a number of entries': lambda r: r.table.weight.detach().norm(0),
-    'a transpose': lambda r: r.table.weight.detach().T,
     'noise': lambda r: torch.randn_like(r.table.weight),
     'xavier': lambda r: nn.init.xavier_uniform_(r.table.weight),
-    'a comparison': lambda r: torch.equal(r.table.weight, r.table.weight),
     'a vector': lambda r: nn.utils.parameters_to_vector(r.inner.parameters()),
     'autograd.grad': lambda r: torch.autograd.grad(r.table.weight.sin().sum(), r.table.weight)[0],
     'LBFGS': _step(torch.optim.LBFGS),
@@ -596,10 +515,6 @@ def _of_loss(run: Run, penalty: Tensor) -> Tensor:
     return penalty
 
 
-def _weights() -> Tensor:
-    return torch.arange(2 * DIM).view(2, DIM).double() / 10
-
-
 def _lists(weight: Tensor) -> Tensor:
     one, other = torch.ones(3, dtype=weight.dtype), weight.cos()
     sums = torch._foreach_add([one, weight], [one, other], alpha=0.5)
@@ -608,29 +523,16 @@ def _lists(weight: Tensor) -> Tensor:
     return sums[1] * torch.stack(torch._foreach_norm(sums)).sum()
 
 
-def _of_the_weight(name: str, run: Run) -> Any:
+def _of_the_weight(data: Any, wrap: Wrap, name: str) -> list[Any]:
+    run = Run(data, wrap)
     torch.manual_seed(3)
     out = OF_THE_WEIGHT[name](run)
-    gradient = run.table.weight.grad
-    tensors = out, run.table.weight, torch.zeros(1) if gradient is None else gradient
-    return [pyg_sar.gather(each.detach()) if isinstance(each, Tensor) else each for each in tensors]
-
-
-def _of_the_weight_on_ranks(name: str, root: str) -> Any:
-    return _of_the_weight(name, Run(pyg_sar.load_shard(root)))
+    return [out, run.table.weight, run.table.weight.grad]
 
 
 @pytest.mark.parametrize('name', OF_THE_WEIGHT)
-@pytest.mark.parametrize('ranks', [1, 2, 3])
-def test_what_is_computed_of_the_weight(name: str, ranks: int, tmp_path: Path) -> None:
-    want = _of_the_weight(name, Run(small_graph(), plain=True))
-    root = str(cut(small_graph(), ranks, tmp_path / 'p'))
-    for found in run_as_threads(_of_the_weight_on_ranks, ranks, name, root):
-        for got, value in zip(found, want, strict=True):
-            if isinstance(value, Tensor):
-                assert_close(got, value, tolerance=1e-10)
-            else:
-                assert got == value
+def test_what_is_computed_of_the_weight(name: str) -> None:
+    assert_alike(_of_the_weight, name, ranks=(1, 2, 3))
 
 
 REFUSED: dict[str, tuple[Callable[[Run], Any], str]] = {
@@ -644,69 +546,67 @@ REFUSED: dict[str, tuple[Callable[[Run], Any], str]] = {
 }
 
 
-def _sparse_gradient(run: Run) -> Tensor:
+def _sparse_gradient(run: Run) -> Any:
     table = NodeEmbedding(run.data, DIM, sparse=True)
     table().sum().backward()
-    gradient = table.weight.grad
-    assert gradient is not None
-    return gradient
+    return table.weight.grad
 
 
 def _refused(root: str, name: str) -> str:
-    return attempt(REFUSED[name][0], Run(pyg_sar.load_shard(root)))
+    return attempt(REFUSED[name][0], _run_of(root)[0])
 
 
 @pytest.mark.parametrize('name', REFUSED)
-def test_what_sees_the_rows_of_one_rank_is_refused(name: str, tmp_path: Path) -> None:
-    root = str(cut(small_graph(), 2, tmp_path / 'p'))
+def test_what_sees_the_rows_of_one_rank_is_refused(name: str) -> None:
+    root = cut_of(small_graph, 2)
     outcomes = run_as_threads(_refused, 2, root, name)
     assert_all_raise(outcomes, 'ValueError', REFUSED[name][1])
     assert run_as_threads(_refused, 1, root, name) == ['no error']
 
 
+WRONG: list[tuple[Callable[[Any, str], Any], str, str]] = [
+    (lambda data, root: NodeEmbedding(small_graph(), DIM), 'ValueError', 'load_shard'),
+    (lambda data, root: NodeEmbedding(hetero_graph(), DIM), 'ValueError', "data['author']"),
+    (lambda data, root: NodeEmbedding(data, DIM + rank()), 'ValueError', 'embedding_dim'),
+    (lambda data, root: NodeEmbedding(data, 0), 'ValueError', 'embedding_dim'),
+    (
+        lambda data, root: NodeEmbedding(pyg_sar.load_shard(root, 0), DIM),
+        'ValueError',
+        'one rank',
+    ),
+    (lambda data, root: _replaced(data)(), 'TypeError', 'weight'),
+]
+
+
+def _replaced(data: Any) -> NodeEmbedding:
+    table = NodeEmbedding(data, DIM)
+    table.weight = nn.Parameter(pyg_sar.local(table.weight.detach()))
+    return table
+
+
 def _wrong(root: str) -> list[str]:
     data = pyg_sar.load_shard(root)
-    table = NodeEmbedding(data, DIM)
-    outcomes = [
-        attempt(NodeEmbedding, small_graph(), DIM),
-        attempt(NodeEmbedding, hetero_graph(), DIM),
-        attempt(NodeEmbedding, data, DIM + rank()),
-        attempt(NodeEmbedding, data, 0),
-        attempt(NodeEmbedding, pyg_sar.load_shard(root, 0), DIM),
-    ]
-    table.weight = nn.Parameter(pyg_sar.local(table.weight.detach()))
-    outcomes.append(attempt(table))
-    return outcomes
+    return [attempt(make, data, root) for make, *_ in WRONG]
 
 
-def test_what_is_no_part_of_a_graph(tmp_path: Path) -> None:
-    results = run_as_threads(_wrong, 2, str(cut(small_graph(), 2, tmp_path / 'p')))
-    plain, typed, unequal, none, part, replaced = zip(*results, strict=True)
-    assert_all_raise(plain, 'ValueError', 'load_shard')
-    assert_all_raise(typed, 'ValueError', "data['author']")
-    assert_all_raise(unequal, 'ValueError', 'embedding_dim')
-    assert_all_raise(none, 'ValueError', 'embedding_dim')
-    assert_all_raise(part, 'ValueError', 'one rank')
-    assert_all_raise(replaced, 'TypeError', 'weight')
-
-
-# The check
+def test_what_is_no_part_of_a_graph() -> None:
+    results = run_as_threads(_wrong, 2, cut_of(small_graph, 2))
+    for outcomes, (_, kind, words) in zip(zip(*results, strict=True), WRONG, strict=True):
+        assert_all_raise(outcomes, kind, words)
 
 
 # Processes
 
 
 def _in_processes(root: str) -> Any:
-    run = Run(pyg_sar.load_shard(root))
+    run, _ = _run_of(root)
     PROGRAMS['clipped'](run)
-    file = io.BytesIO()
-    torch.save(run.model.state_dict(), file)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
+    state = _through_a_file(run.model.state_dict())
     assert type(state['table.weight']) is Tensor
     run.model.load_state_dict(state)
     reduced = attempt(dist.all_reduce, run.table.weight.grad)
-    return run.found(), reduced, attempt(_in_torchs_own, run)
+    found = {name: whole(leaf) for name, leaf in leaves(run.found()).items()}
+    return found, reduced, attempt(_in_torchs_own, run)
 
 
 def _in_torchs_own(run: Run) -> None:
@@ -716,11 +616,11 @@ def _in_torchs_own(run: Run) -> None:
     model(run.data)
 
 
-def test_in_processes(tmp_path: Path) -> None:
-    whole = Run(small_graph(), plain=True)
-    PROGRAMS['clipped'](whole)
-    results = run_ranks(_in_processes, 2, str(cut(small_graph(), 2, tmp_path / 'p')))
-    _compare([found for found, _, _ in results], whole.found())
+def test_in_processes() -> None:
+    want = on_whole_graph(_program, small_graph, 'clipped')
+    results = run_ranks(_in_processes, 2, cut_of(small_graph, 2))
+    for found, _, _ in results:
+        assert_same(found, want, tolerance=1e-10)
     assert_all_raise([each for _, each, _ in results], 'ValueError', 'all_reduce')
     assert_all_raise([each for _, _, each in results], 'ValueError', 'DistributedDataParallel')
 
@@ -728,10 +628,7 @@ def test_in_processes(tmp_path: Path) -> None:
 def _loads_other_rows() -> None:
     own = torch.tensor([0, 1]) + 2 * rank()
     table, other = (NodeEmbedding(Data(n_id=ids), DIM) for ids in (own, own.flip(0)))
-    file = io.BytesIO()
-    torch.save(table.state_dict(), file)
-    file.seek(0)
-    state = torch.load(file)
+    state = _through_a_file(table.state_dict())
     with pytest.raises(RuntimeError, match='load_checkpoint'):
         other.load_state_dict(state)
     again = NodeEmbedding(Data(n_id=own), DIM)
@@ -739,9 +636,9 @@ def _loads_other_rows() -> None:
         again.load_state_dict(state, assign=assign)
         assert torch.equal(again.weight, table.weight)
         assert torch.equal(again(), table())
-    whole = nn.Embedding(4, DIM)
-    other.load_state_dict(whole.state_dict())
-    assert torch.equal(other(), whole.weight[own.flip(0)])
+    rows = nn.Embedding(4, DIM)
+    other.load_state_dict(rows.state_dict())
+    assert torch.equal(other(), rows.weight[own.flip(0)])
 
 
 def test_the_rows_of_other_nodes_are_not_loaded() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from alike import Wrap, assert_alike, cut_of
 from few import few
 from ranks import run_as_threads
-from small_graphs import assert_close, cut, small_graph
+from small_graphs import small_graph
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import nn as tg
@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import pyg_sar
-from pyg_sar import partition_graph
 from pyg_sar.rows.rows import plainly
 
 
@@ -55,30 +54,26 @@ WEIGHTS = ('none', 'fixed', 'learned', 'learned by all')
 
 
 def _results(
-    name: str, data: Data, weights: str, *, wraps: bool, powers: tuple[int, ...] = (1, 2, 1, 1)
-) -> list[Tensor]:
+    data: Data, wrap: Wrap, name: str, weights: str, powers: tuple[int, ...] = (1, 2, 1, 1)
+) -> list[Any]:
     """Of forwards with these powers of the weights."""
     torch.manual_seed(1)
-    model = CONVS[name]().double()
-    if wraps:
-        model = pyg_sar.DistributedDataParallel(model)
+    conv = CONVS[name]().double()
+    is_cheb, model = isinstance(conv, tg.ChebConv), wrap(conv)
     x = data.x.clone().requires_grad_()
     first = data.edge_weight
     if weights == 'learned by all':  # a plain tensor of all edges, equal on all ranks
         first = torch.linspace(0.1, 1, data.edge_index.size(1), dtype=torch.float64)
     found = []
     for power in powers:
-        weight = None if weights == 'none' else first
-        if weight is not None and power > 1:
-            weight = weight.pow(power)
+        weight = None if weights == 'none' else first.pow(power) if power > 1 else first
         if weights.startswith('learned'):
             weight = weight.detach().clone().requires_grad_()
         edges = () if weight is None else (weight,)
-        if isinstance(model, tg.ChebConv) or isinstance(getattr(model, 'module', 0), tg.ChebConv):
+        if is_cheb:
             lambda_max = 2.5 if weights != 'fixed' else None
-            out = model(x, data.edge_index, *(edges or (None,)), None, lambda_max)
-        else:
-            out = model(x, data.edge_index, *edges)
+            edges = (weight, None, lambda_max)
+        out = model(x, data.edge_index, *edges)
         out.square().mean().backward()
         found.append(out.detach())
         if weight is not None and weight.requires_grad:
@@ -86,20 +81,13 @@ def _results(
     return [*found, x.grad, *(p.grad for p in model.parameters())]
 
 
-def _on_rank(name: str, root: str) -> None:
-    for weights in WEIGHTS:
-        want = _results(name, small_graph(), weights, wraps=False)
-        got = _results(name, pyg_sar.load_shard(root), weights, wraps=True)
-        assert len(got) == len(want)
-        for a, b in zip(got, want, strict=True):
-            assert_close(pyg_sar.gather(a), b)
-
-
 @pytest.mark.parametrize('name', few(CONVS, every=2))
-def test_is_that_of_one_process(tmp_path: Path, name: str) -> None:
-    for world_size, kind in ((3, 'uneven'), (3, 'empty part'), (1, 'uneven')):
-        root = tmp_path / f'{world_size} {kind}'
-        run_as_threads(_on_rank, world_size, name, str(cut(small_graph(), 3, root, kind)))
+def test_is_that_of_one_process(name: str) -> None:
+    """With all kinds of weights, on all cuts, in turn."""
+    number = list(CONVS).index(name)
+    for i, weights in enumerate(WEIGHTS, number // 2):
+        cut, ranks = (('uneven', (3, 1)), ('empty part', (3,)))[i % 2]
+        assert_alike(_results, name, weights, cut=cut, ranks=ranks, tolerance=1e-12)
 
 
 class Largest(TorchDispatchMode):
@@ -123,22 +111,25 @@ FORBIDDEN = {NUM_NODES, 3 * NUM_NODES, 4 * NUM_NODES, 5 * NUM_NODES}
 """Of all nodes; of all edges without loops, as they are, and with one more loop at each node."""
 
 
+def _ring() -> Data:
+    """A rank has a third of the edges, and few halo nodes."""
+    nodes = torch.arange(NUM_NODES)
+    data = small_graph(NUM_NODES, 4 * NUM_NODES - 8)
+    edge_index = torch.stack([nodes.repeat(4), torch.cat([nodes + i for i in range(4)])])
+    data.edge_index = edge_index % NUM_NODES
+    return data
+
+
 def _sizes(root: str) -> dict[tuple[str, str], set[int]]:
     data, found = pyg_sar.load_shard(root), {}
     for name in ('GCN', 'GCN improved', 'GCN against the edges', 'Cheb', 'Cheb sym', 'Cheb rw'):
         for weights in WEIGHTS[:3]:
             with Largest() as largest:
-                _results(name, data, weights, wraps=True, powers=(1,))
+                _results(data, pyg_sar.DistributedDataParallel, name, weights, (1,))
             found[name, weights] = largest.sizes & FORBIDDEN
     return {key: sizes for key, sizes in found.items() if sizes}
 
 
-def test_no_rank_has_a_tensor_of_the_whole_graph(tmp_path: Path) -> None:
-    """A rank has a third of the edges, and few halo nodes."""
-    nodes = torch.arange(NUM_NODES)
-    edge_index = torch.stack([nodes.repeat(4), torch.cat([nodes + i for i in range(4)])])
-    data = small_graph(NUM_NODES, 4 * NUM_NODES - 8)
-    data.edge_index = edge_index % NUM_NODES
-    root = tmp_path / 'parts'
-    partition_graph(data, 3, root, method=nodes * 3 // NUM_NODES)
-    assert run_as_threads(_sizes, 3, str(root)) == [{}, {}, {}]
+def test_no_rank_has_a_tensor_of_the_whole_graph() -> None:
+    root = cut_of(_ring, 3, [i * 3 // NUM_NODES for i in range(NUM_NODES)])
+    assert run_as_threads(_sizes, 3, root) == [{}, {}, {}]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from alike import Wrap, assert_alike, parallel
+from few import few
 from graphs import awkward_graph
 from norm_models import GIVEN, NORMS
-from ranks import run_ranks
-from small_graphs import assert_close, cut
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
-
-import pyg_sar
-from pyg_sar import DistributedDataParallel, gather
 
 
 class NormInMessage(MessagePassing):
@@ -28,37 +27,27 @@ class NormInMessage(MessagePassing):
         return torch.nn.functional.dropout(self.norm(x_j), 1e-9).tanh()
 
 
-IN_MESSAGE = sorted(set(NORMS) - set(GIVEN))
+def _outputs(data: Any, wrap: Wrap, name: str, modes: tuple[bool, ...], mode: str) -> list[Tensor]:
+    """Of forwards in training or in evaluation, one after another; and the buffers."""
+    conv: Any = NormInMessage(NORMS[name]()).double()
+    if name == 'BatchNorm1d':
+        conv.norm.running_mean.fill_(0.3)
+        conv.norm.running_var.fill_(2.0)
+    model = parallel(conv, wrap, mode=mode)
+    found = [model.train(each)(data.x, data.edge_index).detach() for each in modes]
+    return [*found, *conv.buffers()]
 
 
-def _conv(name: str) -> NormInMessage:
-    torch.manual_seed(0)
-    return NormInMessage(NORMS[name]()).double()
+@pytest.mark.parametrize('name', sorted(set(NORMS) - set(GIVEN)))
+def test_norms_in_messages(name: str) -> None:
+    for modes in ((True,), (False,)):
+        assert_alike(_outputs, name, modes, 'sequential', graph=awkward_graph, tolerance=1e-12)
 
 
-def _in_message(root: str) -> dict[str, Tensor]:
-    data = pyg_sar.load_shard(root)
-    return {
-        n: gather(DistributedDataParallel(_conv(n))(data.x, data.edge_index).detach())
-        for n in IN_MESSAGE
-    }
-
-
-def test_norms_in_messages(tmp_path):
-    """Their statistics are of the messages of all edges."""
-    graph = awkward_graph()
-    results = run_ranks(_in_message, 3, str(cut(graph, 3, tmp_path / 'parts')))
-    for name in IN_MESSAGE:
-        want = _conv(name)(graph.x, graph.edge_index).detach()
-        for found in results:
-            assert_close(found[name], want)
-
-
-@pytest.mark.parametrize('name', ['BatchNorm', 'DiffGroupNorm', 'InstanceNorm'])
-def test_running_statistics_in_messages(tmp_path, name):
-    graph = awkward_graph()
-    torch.manual_seed(0)
-    plain = NormInMessage(NORMS[name]()).double().eval()
-    want = plain(graph.x, graph.edge_index)
-    data = pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'))
-    assert_close(gather(DistributedDataParallel(plain)(data.x, data.edge_index)), want)
+@pytest.mark.parametrize('modes', [(True,), (False,), (False, True), (False, False)])
+@pytest.mark.parametrize('mode', few(['sequential', 'one_shot']))
+def test_batch_norm_in_a_message(modes: tuple[bool, ...], mode: str) -> None:
+    """At once and after an evaluation."""
+    assert_alike(
+        _outputs, 'BatchNorm1d', modes, mode, graph=awkward_graph, ranks=(1, 3), tolerance=1e-12
+    )

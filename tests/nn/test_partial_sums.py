@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from alike import assert_same, cut_of, gradient, leaves, take_step, whole
 from few import few
 from graphs import with_values
-from ranks import run_ranks
+from ranks import run_as_threads
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
@@ -71,57 +71,49 @@ class Rows(hook.Watcher):
         self.count += transfer.rows_received * (transfer.what != 'all ranks')
 
 
-def _run(root: Path, name: str, epochs: int = 2, **options: Any) -> dict[str, Tensor]:
-    """Outputs and all gradients of every epoch, and the rows of the last one."""
+def _step(model: Any, data: Data) -> dict[str, Any]:
+    """Output of a model and all gradients, where none arrived zeros."""
+    nodes = data.n_id if 'n_id' in data else torch.arange(NUM_NODES)
+    x = data.x.clone().requires_grad_()
+    out = model(x, data.edge_index, data)
+    (out * torch.sin(nodes.view(-1, 1) + torch.arange(out.size(1)))).sum().backward()
+    grads = [gradient(each).clone() for each in (x, *model.parameters())]
+    model.zero_grad()
+    return {'out': out.detach(), 'grads': grads}
+
+
+def _run(root: str, name: str, **options: Any) -> dict[str, Any]:
+    """Of two epochs; and the rows of all ranks in the last one."""
     data = pyg_sar.load_shard(root)
     model = pyg_sar.DistributedDataParallel(Model(name), **options)
-    found: dict[str, Tensor] = {}
-    for epoch in range(epochs):
+    found: dict[str, Any] = {}
+    for epoch in range(2):
         rows = Rows()
         hook.add(rows)
-        x = data.x.clone().requires_grad_()
-        out = model(x, data.edge_index, data)
-        (out * torch.sin(data.n_id.view(-1, 1) + torch.arange(out.size(1)))).sum().backward()
+        found[str(epoch)] = {k: whole(v) for k, v in leaves(_step(model, data)).items()}
         hook.remove(rows)
-        found |= {f'out {epoch}': gather(out.detach()), f'x {epoch}': gather(x.grad)}
-        for key, parameter in model.named_parameters():
-            found[f'{key} {epoch}'] = _grad(parameter).clone()
-        model.zero_grad()
-    found['rows'] = sum_of_ranks(torch.tensor(float(rows.count)))
-    return found
+    return {**found, 'rows': sum_of_ranks(torch.tensor(float(rows.count)))}
 
 
-def _grad(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+def _assert_near(got: Tensor, want: Tensor, scale: float) -> None:
+    torch.testing.assert_close(got / scale, want / scale, rtol=0, atol=TOLERANCE)
 
 
-def _plain(data: Data, name: str) -> dict[str, Tensor]:
-    model, x = Model(name), data.x.clone().requires_grad_()
-    out = model(x, data.edge_index, data)
-    nodes = torch.arange(NUM_NODES).view(-1, 1)
-    (out * torch.sin(nodes + torch.arange(out.size(1)))).sum().backward()
-    gradients = {key: _grad(parameter) for key, parameter in model.named_parameters()}
-    return {'out': out.detach(), 'x': x.grad, **gradients}
+def _check(ranks: list[dict[str, Any]], want: dict[str, Any]) -> None:
+    for found in ranks:
+        for epoch in '01':
+            for key, value in want.items():
+                scale = max(1.0, value.abs().max().item()) if value.numel() else 1.0
+                _assert_near(found[epoch][key], value, scale)
 
 
-def _check(data: Data, ranks: list[dict[str, Tensor]], name: str) -> None:
-    for key, want in _plain(data, name).items():
-        for epoch in range(2):
-            for found in ranks:
-                scale = max(1.0, want.abs().max().item())
-                difference = (found[f'{key} {epoch}'] - want).abs()
-                assert not difference.numel() or difference.max() <= TOLERANCE * scale, key
-
-
-def _cut(data: Data, num_parts: int, how: str, root: Path) -> None:
-    generator = torch.Generator().manual_seed(1)
-    drawn = torch.rand(int(data.num_nodes or 0), generator=generator)
-    method: Any = how
+def _parts(how: str, num_nodes: int, num_parts: int) -> Any:
+    drawn = torch.rand(num_nodes, generator=torch.Generator().manual_seed(1))
     if how == 'unequal':
-        method = (drawn.sqrt() * num_parts).long()
-    elif how == 'no nodes':
-        method = (drawn * (num_parts - 1)).long() + 1
-    pyg_sar.partition_graph(data, num_parts, root, method=method)
+        return (drawn.sqrt() * num_parts).long().tolist()
+    if how == 'no nodes':
+        return ((drawn * (num_parts - 1)).long() + 1).tolist()
+    return how
 
 
 LAYOUTS = [
@@ -136,81 +128,63 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize('name', CONVS)
-@pytest.mark.parametrize(('world_size', 'num_parts', 'how'), few(LAYOUTS, 4))
-def test_the_numbers_are_those_of_plain_pyg(
-    tmp_path: Path, name: str, world_size: int, num_parts: int, how: str
-) -> None:
-    data = hubs()
-    _cut(data, num_parts, how, tmp_path / 'parts')
-    ranks = run_ranks(_run, world_size, tmp_path / 'parts', name)
-    again = run_ranks(_run, world_size, tmp_path / 'parts', name)
-    rows = run_ranks(_run, world_size, tmp_path / 'parts', name, partial_sums=False)
-    _check(data, ranks, name)
-    _check(data, rows, name)
+@pytest.mark.parametrize(('size', 'parts', 'how'), few(LAYOUTS, 4))
+def test_the_numbers_are_those_of_plain_pyg(name: str, size: int, parts: int, how: str) -> None:
+    """With sums and with rows, and with the same bits once more."""
+    root = cut_of(hubs, parts, _parts(how, NUM_NODES, parts))
+    ranks, again = (run_as_threads(_run, size, root, name) for _ in range(2))
+    rows = run_as_threads(_run, size, root, name, partial_sums=False)
+    want = leaves(_step(Model(name), hubs()))
+    _check(ranks, want)
+    _check(rows, want)
     for one, other in zip(ranks, again, strict=True):
-        assert all(torch.equal(value, other[key]) for key, value in one.items())
-    if world_size > 1:
+        assert_same(leaves(one), leaves(other), tolerance=0)
+    if size > 1:
         assert ranks[0]['rows'] <= 0.9 * rows[0]['rows']
 
 
-def test_hubs_spare_half_of_the_rows(tmp_path: Path) -> None:
-    data = hubs(400, 1200, power=40.0)
-    _cut(data, 4, 'random', tmp_path / 'parts')
+def _many_hubs() -> Data:
+    return hubs(400, 1200, power=40.0)
+
+
+def test_hubs_spare_half_of_the_rows() -> None:
+    root = cut_of(_many_hubs, 4, 'random')
     for name in ('SAGE', 'GCN'):
-        covered = run_ranks(_run, 4, tmp_path / 'parts', name)[0]['rows']
-        plain = run_ranks(_run, 4, tmp_path / 'parts', name, partial_sums=False)[0]['rows']
-        assert covered <= 0.5 * plain
+        covered = run_as_threads(_run, 4, root, name)[0]['rows']
+        assert covered <= 0.5 * run_as_threads(_run, 4, root, name, partial_sums=False)[0]['rows']
 
 
-def _changing(root: Path) -> list[Tensor]:
+def _changing(root: str) -> None:
     """Weights that stay, are written to, also unseen, on one rank only, and are made anew."""
-    data = pyg_sar.load_shard(root)
-    torch.manual_seed(0)
-    conv = pyg_sar.SARConv(pyg.GraphConv(8, 8).double())
-    weight, outs = data.edge_weight.clone(), []
-    rank = pyg_sar.comm.ranks.rank()
+    graph, data = hubs(), pyg_sar.load_shard(root)
+    plain = pyg.GraphConv(8, 8).double()
+    conv = pyg_sar.SARConv(copy.deepcopy(plain))
+    weight = data.edge_weight.clone()
     for step in range(12):
         if step == 2:
             weight.mul_(2)
-        if step == 3 and rank == 1:
+        if step == 3 and pyg_sar.comm.ranks.rank() == 1:
             pyg_sar.local(weight).data[::2] *= 3  # no version tells
         if step >= 5:
             weight = data.edge_weight * step
-        outs.append(gather(weight))
-        x = data.x.clone().requires_grad_()
-        out = conv(x, data.edge_index, weight)
-        out.sum().backward()
-        outs += [gather(out.detach()), gather(x.grad)]
-    return outs
+        want, found = (
+            take_step(each, of, of_all)
+            for each, of, of_all in ((plain, graph, gather(weight)), (conv, data, weight))
+        )
+        for a, b in zip(found[:2], want[:2], strict=True):
+            scale = b.abs().max().item()
+            _assert_near(gather(a), b, scale)
 
 
-def test_weights_that_change_are_told_again(tmp_path: Path) -> None:
-    data = hubs()
-    _cut(data, 3, 'random', tmp_path / 'parts')
-    ranks = run_ranks(_changing, 3, tmp_path / 'parts')
-    torch.manual_seed(0)
-    conv = pyg.GraphConv(8, 8).double()
-    for step in range(12):
-        weight = ranks[0][3 * step]
-        x = data.x.clone().requires_grad_()
-        out = copy.deepcopy(conv)(x, data.edge_index, weight)
-        out.sum().backward()
-        for outs in ranks:
-            scale = max(out.abs().max().item(), x.grad.abs().max().item())
-            assert (outs[3 * step + 1] - out).abs().max() <= TOLERANCE * scale
-            assert (outs[3 * step + 2] - x.grad).abs().max() <= TOLERANCE * scale
+def test_weights_that_change_are_told_again() -> None:
+    run_as_threads(_changing, 3, cut_of(hubs, 3, 'random'))
 
 
-def _rounded(root: Path) -> Tensor:
-    return _run(root, 'SAGE', exchange_dtype=torch.bfloat16)['out 1']
-
-
-def test_rows_and_sums_are_rounded(tmp_path: Path) -> None:
-    data = hubs()
-    _cut(data, 3, 'random', tmp_path / 'parts')
-    want = _plain(data, 'SAGE')['out']
-    for out in run_ranks(_rounded, 3, tmp_path / 'parts'):
-        assert 0 < (out - want).abs().max() <= 0.02 * want.abs().max()
+def test_rows_and_sums_are_rounded() -> None:
+    want = _step(Model('SAGE'), hubs())['out']
+    root = cut_of(hubs, 3, 'random')
+    for found in run_as_threads(_run, 3, root, 'SAGE', exchange_dtype=torch.bfloat16):
+        assert 0 < (found['1']['out'] - want).abs().max() <= 0.02 * want.abs().max()
 
 
 def test_an_option_turns_it_off() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch_geometric.transforms as T
-from small_graphs import assert_close, cut, small_graph
+from alike import cut_of
+from small_graphs import assert_close, small_graph
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import BaseTransform
 
@@ -29,25 +30,29 @@ OWN = [
 ]
 
 
-@pytest.fixture
-def graph() -> Data:
+def _graph() -> Data:
     data = small_graph(60, 300)
     data.pos = data.pos[:, 0]
     return data
 
 
+@pytest.fixture
+def graph() -> Data:
+    return _graph()
+
+
 @pytest.mark.parametrize('transform', OWN, ids=str)
-def test_by_row(transform: BaseTransform, graph: Data, tmp_path: Path) -> None:
+def test_by_row(transform: BaseTransform, graph: Data) -> None:
     want = transform(copy.copy(graph))
     for rank in range(3):
-        part = pyg_sar.load_shard(cut(graph, 3, tmp_path / f'parts{rank}'), rank)
+        part = pyg_sar.load_shard(cut_of(_graph, 3), rank)
         found = transform(part)
         for key in ('x', 'y', 'pos', 'train_mask'):
             assert_close(found[key], want[key][part.n_id])
 
 
-def test_all_others_are_refused(graph: Data, tmp_path: Path) -> None:
-    part = pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'), 1)
+def test_all_others_are_refused(graph: Data) -> None:
+    part = pyg_sar.load_shard(cut_of(_graph, 3), 1)
     names = {type(transform).__name__ for transform in OWN}
     others = set(T.__all__) - names - {'BaseTransform', 'Compose', 'ComposeFilters'}
     others -= {'ToSparseTensor'}  # gives adj_t
@@ -66,8 +71,8 @@ class Doubled(BaseTransform):
         return data
 
 
-def test_those_of_users_run(graph: Data, tmp_path: Path) -> None:
-    part = pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'), 1)
+def test_those_of_users_run(graph: Data) -> None:
+    part = pyg_sar.load_shard(cut_of(_graph, 3), 1)
     assert_close(Doubled()(part).x, 2 * graph.x[part.n_id])
 
 
@@ -108,8 +113,8 @@ def test_wrong_transforms(text: str, words: str, graph: Data) -> None:
         transformed(graph, text)
 
 
-def test_counts(graph: Data, tmp_path: Path) -> None:
-    part = pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'), 0)
+def test_counts(tmp_path: Path) -> None:
+    part = pyg_sar.load_shard(cut_of(_graph, 3), 0)
     assert (part.num_nodes, part.num_nodes_total) == (part.n_id.numel(), 60)
     data = HeteroData()
     data['a'].x, data['b'].x = torch.ones(7, 1), torch.ones(9, 1)

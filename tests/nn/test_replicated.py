@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import Wrap, assert_alike, cut_of
 from graphs import awkward_graph
 from ranks import run_once, run_ranks
 from small_graphs import assert_all_raise, attempt
@@ -19,14 +20,11 @@ from pyg_sar.comm.ranks import rank
 from pyg_sar.nn import gradients
 from pyg_sar.rows import replicated
 
-GRAPH = awkward_graph()
+CUT = [i % 7 % 3 for i in range(60)]
 
 
-@pytest.fixture(scope='module')
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp('replicated') / 'parts'
-    pyg_sar.partition_graph(GRAPH, 3, path, method=torch.arange(GRAPH.num_nodes) % 7 % 3)
-    return str(path)
+def _root() -> str:
+    return cut_of(awkward_graph, 3, CUT)
 
 
 class Net(torch.nn.Module):
@@ -75,8 +73,8 @@ def _parting(root: str, what: str) -> str:
 @pytest.mark.parametrize(
     ('what', 'name'), [('a parameter', 'head.bias'), ('a buffer', 'norm.running_var'), ('', '')]
 )
-def test_numbers_that_part_in_training(root: str, what: str, name: str) -> None:
-    outcomes = run_ranks(_parting, 3, root, what)
+def test_numbers_that_part_in_training(what: str, name: str) -> None:
+    outcomes = run_ranks(_parting, 3, _root(), what)
     if not what:
         assert outcomes == ['no error'] * 3
         return
@@ -84,72 +82,6 @@ def test_numbers_that_part_in_training(root: str, what: str, name: str) -> None:
         assert_all_raise(outcomes, 'ValueError', f"'{name}'", 'rank 2', 'backward 6')
     else:
         assert_all_raise(outcomes, 'PartedError', "'batch_norm' of rows at", 'rank 2')
-
-
-def _seen_by_hooks(data: Any, wrap: Any) -> dict[str, list[Tensor]]:
-    found: dict[str, list[Tensor]] = {}
-    model = Net().double()
-    model.head.bias.register_hook(lambda grad: found.setdefault('before', []).append(grad.clone()))
-    model = wrap(model)
-    for i, p in enumerate(model.parameters()):
-
-        def clamp(grad: Tensor, i: int = i) -> Tensor:
-            found.setdefault(f'hook {i}', []).append(grad.clone())
-            return grad.clamp(max=0.01)
-
-        p.register_hook(clamp)
-        p.register_post_accumulate_grad_hook(
-            lambda p, i=i: found.setdefault(f'accumulated {i}', []).append(p.grad.clone())
-        )
-    for _ in range(2):
-        penalty = sum(p.square().sum() for p in model.parameters())
-        (_loss(model, data) + 0.1 * penalty).backward()
-    found['gradients'] = [p.grad for p in model.parameters()]
-    return found
-
-
-def _hooks(root: str) -> dict[str, list[Tensor]]:
-    return _seen_by_hooks(pyg_sar.load_shard(root), _ddp)
-
-
-def test_hooks_of_parameters_see_whole_gradients(root: str) -> None:
-    """They are no linear functions, so those of shares would be wrong."""
-    want = _seen_by_hooks(GRAPH, lambda model: model)
-    for found in run_ranks(_hooks, 3, root):
-        assert found.keys() == want.keys()
-        for name, values in want.items():
-            torch.testing.assert_close(found[name], values, rtol=1e-9, atol=1e-12, msg=name)
-
-
-def _gradients_of_layers(data: Any, wrap: Any) -> list[Tensor]:
-    """Of a linear layer with a weight, a bias or both of a model, or of nobody; then without it."""
-    model = wrap(torch.nn.Linear(8, 3).double())
-    of_model = list(model.parameters())
-    with torch.no_grad():
-        for i, p in enumerate(of_model):
-            p.copy_(torch.linspace(-1, 1 + i, p.numel()).view(p.shape))
-    of_user = [p.detach().clone().requires_grad_() for p in of_model]
-    found = []
-    for _ in range(2):
-        for weight in (of_model[0], of_user[0]):
-            for bias in (of_model[1], of_user[1], None):
-                loss = F.linear(data.x, weight, bias).square().mean()
-                if bias is not None:
-                    loss = loss + (data.x[:, :3] * weight[:, 0] + bias).square().mean()
-                loss.backward()
-                found += [p.grad.clone() for p in (*of_model, *of_user) if p.grad is not None]
-        model = None
-    return found
-
-
-def _layers(root: str) -> list[Tensor]:
-    return _gradients_of_layers(pyg_sar.load_shard(root), _ddp)
-
-
-def test_parameters_with_and_without_a_model_in_one_layer(root: str) -> None:
-    want = _gradients_of_layers(GRAPH, lambda model: model)
-    for found in run_ranks(_layers, 3, root):
-        torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-12)
 
 
 def _large(root: str) -> list[tuple[str, int]]:
@@ -165,9 +97,9 @@ def _large(root: str) -> list[tuple[str, int]]:
     return [(str(each.message), each.lineno) for each in caught if __file__ == each.filename]
 
 
-def test_a_large_plain_tensor_is_warned_of_once(root: str) -> None:
+def test_a_large_plain_tensor_is_warned_of_once() -> None:
     line = _large.__code__.co_firstlineno + 7
-    for caught in run_once(_large, 3, root):
+    for caught in run_once(_large, 3, _root()):
         ((text, where),) = caught
         assert '(60, 8) meets rows' in text
         assert where == line
@@ -185,8 +117,8 @@ def _alone(root: str) -> str:
     return attempt(program)
 
 
-def test_a_reduction_of_one_rank_names_its_line(root: str) -> None:
-    first, *_ = run_once(_alone, 3, root, timeout=100, may_die=(1, 2))
+def test_a_reduction_of_one_rank_names_its_line() -> None:
+    first, *_ = run_once(_alone, 3, _root(), timeout=100, may_die=(1, 2))
     line = _alone.__code__.co_firstlineno + 7
     assert 'rank 0 stopped at a sum over all ranks' in first
     assert first.endswith(f', called at {__file__}:{line}')
@@ -219,11 +151,36 @@ DTYPES = {'bfloat16': torch.bfloat16, 'float32': torch.float32}
 
 
 @pytest.mark.parametrize('what', ['nothing', 'a head', 'a conv', *DTYPES])
-def test_one_number_that_parts_is_told_at_once(root: str, tmp_path: Any, what: str) -> None:
-    results = run_ranks(_told_of, 3, root, str(tmp_path), what)
+def test_one_number_that_parts_is_told_at_once(tmp_path: Any, what: str) -> None:
+    results = run_ranks(_told_of, 3, _root(), str(tmp_path), what)
     for i, when in enumerate(('at save_checkpoint', 'checksum', 'at backward 2')):
         outcomes = [result[i] for result in results]
         if what == 'nothing':
             assert outcomes == ['no error'] * 3
         else:
             assert_all_raise(outcomes, 'ValueError', when, 'rank 1', 'optimizer on one rank alone')
+
+
+def _layers(data: Any, wrap: Wrap) -> list[Tensor]:
+    """Gradients of a linear layer with a weight and a bias of a model or of nobody."""
+    model = wrap(torch.nn.Linear(8, 3).double())
+    of_model = list(model.parameters())
+    with torch.no_grad():
+        for i, p in enumerate(of_model):
+            p.copy_(torch.linspace(-1, 1 + i, p.numel()).view(p.shape))
+    of_user = [p.detach().clone().requires_grad_() for p in of_model]
+    found = []
+    for _ in range(2):
+        for weight in (of_model[0], of_user[0]):
+            for bias in (of_model[1], of_user[1], None):
+                loss = F.linear(data.x, weight, bias).square().mean()
+                if bias is not None:
+                    loss = loss + (data.x[:, :3] * weight[:, 0] + bias).square().mean()
+                loss.backward()
+                found += [p.grad.clone() for p in (*of_model, *of_user) if p.grad is not None]
+        model = None  # then without the model
+    return found
+
+
+def test_parameters_with_and_without_a_model_in_one_layer() -> None:
+    assert_alike(_layers, graph=awkward_graph, cut=CUT, tolerance=1e-12, rtol=1e-9)

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import (
+    Wrap,
+    assert_same,
+    cut_of,
+    gradient,
+    itself,
+    of_rank,
+    on_whole_graph,
+    parallel,
+)
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
@@ -117,6 +126,15 @@ ALL_EDGES: dict[str, Callable[[Of], Any]] = {
     'a hook': _hooked,
     'a backward of its own': lambda m: _Clipping.apply(m.x),
     'of a parameter': lambda m: m.x @ _Clipping.apply(m.conv.lin.weight),
+    'ids as numbers': lambda m: m.x * m.index.view(-1, 1),
+    'ids as a list': lambda m: m.x * (1 + len(set(m.index.tolist()))),
+    'the largest id': lambda m: m.x * float(m.index.max()),
+    'a branch on an id': lambda m: m.x if m.index.max() < 20 else -m.x,
+    'a rounded sum': lambda m: m.x * round(m.w.sum().item()),
+    'divided by a sum into zeros': lambda m: (
+        m.x.exp() / m.x.new_zeros(m.size, WIDTH).index_add(0, m.index, m.x.exp())[m.index]
+    ),
+    'counts of edges': lambda m: m.x / torch.bincount(m.index)[m.index].view(-1, 1),
 }
 BY_ROW: dict[str, tuple[Callable[[Of], Any], PathName]] = {
     'itself': (lambda m: m.x, 'SpMM'),
@@ -158,6 +176,14 @@ BY_ROW: dict[str, tuple[Callable[[Of], Any], PathName]] = {
     ),
     'twice a softmax': (
         lambda m: m.x * softmax(softmax(m.w, m.index), m.index).view(-1, 1),
+        'by destination',
+    ),
+    'minus the maximum of a node': (
+        lambda m: m.x - scatter(m.x, m.index, 0, m.size, 'max')[m.index],
+        'by destination',
+    ),
+    'a softmax of another dimension': (
+        lambda m: softmax(m.x.t(), m.index, dim=1).t() * m.x,
         'by destination',
     ),
 }
@@ -204,77 +230,87 @@ def _graph() -> Data:
     return data
 
 
-def _results(conv: Any, data: Data, flags: tuple[bool, ...] = (True,)) -> list[Tensor]:
-    x, w = (data[name].detach().clone().requires_grad_() for name in ('x', 'w'))
-    outs = [conv(x, data.edge_index, w, data.kind, flag) for flag in flags]
-    sum((out * torch.arange(1.0, 1 + WIDTH).double()).sin().sum() for out in outs).backward()
-    leaves = [x, w, *conv.parameters()]
-    grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-    return [pyg_sar.gather(values.detach()) for values in (*outs, *grads)]
+CUT = [i % 5 % 3 for i in range(N)]
+Messages = dict[str, Callable[[Of], Any]]
 
 
-def _made(message: Callable[[Of], Any]) -> Any:
-    torch.manual_seed(1)
-    return Told(message).double()
-
-
-def _on_rank(
-    root: str, messages: dict[str, Callable[[Of], Any]], flags: tuple[bool, ...]
-) -> dict[str, tuple[list[Tensor], list[str]]]:
-    found, data = {}, pyg_sar.load_shard(root)
+def _results(
+    data: Any, wrap: Wrap, messages: Messages, flags: tuple[bool, ...], mode: str
+) -> dict[str, Any]:
+    """Outputs and gradients of every message, and on ranks its paths."""
+    found: dict[str, Any] = {}
     for name, message in messages.items():
-        conv = pyg_sar.DistributedDataParallel(_made(message))
-        found[name] = _results(conv, data, flags), conv.chosen_paths()
+        torch.manual_seed(1)
+        conv = parallel(Told(message).double(), wrap, mode=mode)
+        x, w = (data[name].detach().clone().requires_grad_() for name in ('x', 'w'))
+        outs = [conv(x, data.edge_index, w, data.kind, flag) for flag in flags]
+        sum((out * torch.arange(1.0, 1 + WIDTH).double()).sin().sum() for out in outs).backward()
+        grads = [gradient(leaf) for leaf in (x, w, *conv.parameters())]
+        found[name] = [*(out.detach() for out in outs), *grads]
+        if wrap is not itself:
+            PATHS[name] = conv.chosen_paths()
     return found
 
 
+PATHS: dict[str, list[str]] = {}
+"""Of every message, on the last rank."""
+
+
 def _check(
-    root: Path,
-    world_size: int,
-    messages: dict[str, Callable[[Of], Any]],
+    messages: Messages,
+    ranks: tuple[int, ...] = (3,),
     flags: tuple[bool, ...] = (True,),
+    mode: str = 'sequential',
+    graph: Callable[[], Data] | None = None,
+    **options: Any,
 ) -> dict[str, list[str]]:
     """Compares each message with plain PyG; gives the paths."""
-    pyg_sar.partition_graph(_graph(), 3, root, method=torch.arange(N) % 5 % 3)
-    answers = run_threads(lambda: _on_rank(str(root), messages, flags), world_size)
-    for name, message in messages.items():
-        for answer in answers:
-            pairs = zip(answer[name][0], _results(_made(message), _graph(), flags), strict=True)
-            for found, expected in pairs:
-                tolerance = 1e-10 * max(1, float(expected.abs().max()))
-                assert torch.allclose(found, expected, rtol=0, atol=tolerance), name
-    return {name: paths for name, (_, paths) in answers[0].items()}
+    graph = graph or _graph
+    args = messages, flags, mode
+    want = on_whole_graph(_results, graph, *args)
+    for size in ranks:
+        PATHS.clear()
+        root = cut_of(graph, 3, CUT)
+        for found in run_threads(lambda: of_rank(_results, root, args), size):  # noqa: B023
+            for name, value in want.items():
+                scale = max(1, float(value.abs().max()))
+                assert_same(
+                    {name: found[name]}, {name: value}, tolerance=1e-10 * scale, rtol=0, **options
+                )
+    return dict(PATHS)
 
 
-@pytest.mark.parametrize('world_size', [1, 3])
-def test_what_asks_for_other_edges_is_computed_on_all(tmp_path: Path, world_size: int) -> None:
-    paths = _check(tmp_path / 'parts', world_size, ALL_EDGES)
-    assert paths == {name: ['one_shot'] for name in ALL_EDGES}
+@pytest.mark.parametrize('ranks', [1, 3])
+def test_what_asks_for_other_edges_is_computed_on_all(ranks: int) -> None:
+    assert _check(ALL_EDGES, (ranks,)) == {name: ['one_shot'] for name in ALL_EDGES}
 
 
-@pytest.mark.parametrize('world_size', [1, 3])
-def test_what_works_row_by_row_is_not(tmp_path: Path, world_size: int) -> None:
+@pytest.mark.parametrize('ranks', [1, 3])
+def test_what_works_row_by_row_is_not(ranks: int) -> None:
     messages = {name: message for name, (message, _) in BY_ROW.items()}
-    paths = _check(tmp_path / 'parts', world_size, messages)
-    assert paths == {name: [path] for name, (_, path) in BY_ROW.items()}
+    assert _check(messages, (ranks,)) == {name: [path] for name, (_, path) in BY_ROW.items()}
 
 
-def test_another_number_may_be_another_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize('mode', ['sequential_no_remat', 'one_shot'])
+def test_other_modes(mode: str) -> None:
+    _check(ALL_EDGES | {name: message for name, (message, _) in BY_ROW.items()}, mode=mode)
+
+
+def test_another_number_may_be_another_message() -> None:
     def message(m: Of) -> Tensor:
         return m.x * 2 if m.flag else m.x - m.x.mean(0)
 
-    paths = _check(tmp_path / 'parts', 3, {'by its flag': message}, (True, False, True))
+    paths = _check({'by its flag': message}, flags=(True, False, True))
     assert paths == {'by its flag': ['replay', 'one_shot']}
 
 
 @pytest.mark.parametrize('width', [13, 26, 100, 104, 128, 260])
-def test_no_width_is_a_number_of_edges(tmp_path: Path, width: int) -> None:
+def test_no_width_is_a_number_of_edges(width: int) -> None:
     def message(m: Of) -> Tensor:
         wide = m.x.repeat(1, width)[:, :width].relu() / m.x.size(-1) ** 0.5
         return m.x * wide.mean(-1, keepdim=True).sin()
 
-    (path,) = _check(tmp_path / 'parts', 3, {'wide': message}).values()
-    assert path == ['replay']
+    assert _check({'wide': message}) == {'wide': ['replay']}
 
 
 @torch.library.custom_op('pyg_sar_tests::twice', mutates_args=())
@@ -285,14 +321,14 @@ def _twice(x: Tensor) -> Tensor:
 _twice.register_autograd(lambda ctx, grad: grad * 2)
 
 
-def test_an_operation_without_a_rule(tmp_path: Path) -> None:
-    messages = {'a C++ operation': lambda m: _twice(m.x).tanh()}
+def test_an_operation_without_a_rule() -> None:
+    messages: Messages = {'a C++ operation': lambda m: _twice(m.x).tanh()}
     with pytest.raises(ValueError, match=r'pyg_sar.nn.rowwise\(torch.ops.pyg_sar_tests.twice'):
-        _check(tmp_path / 'refused', 3, messages)
+        _check(messages)
     before = dict(rules_by_function)
     try:
         assert pyg_sar.nn.rowwise(_twice) is _twice
-        assert _check(tmp_path / 'parts', 3, messages) == {'a C++ operation': ['replay']}
+        assert _check(messages) == {'a C++ operation': ['replay']}
     finally:
         rules_by_function.clear()
         rules_by_function.update(before)
@@ -300,15 +336,13 @@ def test_an_operation_without_a_rule(tmp_path: Path) -> None:
         pyg_sar.nn.rowwise(torch.relu)
 
 
-def test_values_decide_nothing(tmp_path: Path) -> None:
+def _with_nan() -> Data:
+    data = _graph()
+    data.x[3, 1] = float('nan')
+    return data
+
+
+def test_values_decide_nothing() -> None:
     """Also not those of one rank."""
-    graph = _graph()
-    graph.x[3, 1] = float('nan')
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method=torch.arange(N) % 5 % 3)
-    message = BY_ROW['a softmax'][0]
-    want = _results(_made(message), graph)
-    answers = run_threads(lambda: _on_rank(str(tmp_path / 'parts'), {'it': message}, (True,)), 3)
-    for answer in answers:
-        for found, expected in zip(answer['it'][0], want, strict=True):
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-8, equal_nan=True)
-        assert answer['it'][1] == ['scalar times x_j']
+    found = _check({'it': BY_ROW['a softmax'][0]}, graph=_with_nan, equal_nan=True)
+    assert found == {'it': ['scalar times x_j']}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from alike import cut_of
+from hetero_graphs import WRITES, hetero_graph
 from ranks import run_as_threads
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from small_graphs import assert_all_raise, attempt, small_graph
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
 import pyg_sar
@@ -66,9 +67,9 @@ def _check(drawn: list[Any]) -> None:
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 3, 4])
-def test_the_same_on_any_number_of_ranks(tmp_path: Path, world_size: int) -> None:
-    root = cut(small_graph(), world_size, tmp_path / 'parts', 'empty part')
-    _check(run_as_threads(_drawn, world_size, str(root)))
+def test_the_same_on_any_number_of_ranks(world_size: int) -> None:
+    root = cut_of(small_graph, world_size, 'empty part')
+    _check(run_as_threads(_drawn, world_size, root))
 
 
 @pytest.mark.parametrize('num_samples', [0, 1, 39, 40, 41, 1000])
@@ -120,58 +121,51 @@ def test_of_nothing() -> None:
     assert pyg_sar.negative_sampling(none, paired=True).shape == (3, 0)
 
 
+def _sample(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+    return pyg_sar.negative_sampling(data.edge_index, *args, **kwargs)
+
+
 WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
     'number of nodes': (
-        lambda d: pyg_sar.negative_sampling(d.edge_index, d.num_nodes - 1),
-        lambda d: pyg_sar.negative_sampling(d.edge_index, d.num_nodes - 1),
+        lambda d: _sample(d, d.num_nodes - 1),
+        lambda d: _sample(d, d.num_nodes - 1),
         'num_nodes',
     ),
-    'seed': (
-        lambda d: pyg_sar.negative_sampling(d.edge_index, seed=1),
-        lambda d: pyg_sar.negative_sampling(d.edge_index),
-        'same arguments',
-    ),
-    'count': (
-        lambda d: pyg_sar.negative_sampling(d.edge_index, None, 3),
-        lambda d: pyg_sar.negative_sampling(d.edge_index, None, 4),
-        'same arguments',
-    ),
-    'paired count': (
-        lambda d: pyg_sar.negative_sampling(d.edge_index, None, 3, paired=True),
-        lambda d: pyg_sar.negative_sampling(d.edge_index),
-        'paired=True',
-    ),
-    'share of the edges': (
-        lambda d: pyg_sar.negative_sampling(d.edge_index, None, 0.5),
-        lambda d: pyg_sar.negative_sampling(d.edge_index),
-        'num_neg_samples',
-    ),
+    'seed': (lambda d: _sample(d, seed=1), _sample, 'same arguments'),
+    'count': (lambda d: _sample(d, None, 3), lambda d: _sample(d, None, 4), 'same arguments'),
+    'paired count': (lambda d: _sample(d, None, 3, paired=True), _sample, 'paired=True'),
+    'share of the edges': (lambda d: _sample(d, None, 0.5), _sample, 'num_neg_samples'),
     'own edges': (
         lambda d: pyg_sar.negative_sampling(pyg_sar.local(d.edge_index), seed=1),
         lambda d: pyg_sar.negative_sampling(pyg_sar.local(d.edge_index), seed=1),
         'pyg_sar.local',
     ),
 }
+"""What rank 1 does, what rank 0 does, and what both are told."""
 
 
 def _attempt(name: str, root: str) -> str:
-    data = pyg_sar.load_shard(root)
-    return attempt(WRONG[name][rank() != 1], data)
+    return attempt(WRONG[name][rank() != 1], pyg_sar.load_shard(root))
 
 
 @pytest.mark.parametrize('name', WRONG)
-def test_wrong(tmp_path: Path, name: str) -> None:
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    assert_all_raise(run_as_threads(_attempt, 2, name, root), 'ValueError', WRONG[name][2])
+def test_wrong(name: str) -> None:
+    outcomes = run_as_threads(_attempt, 2, name, cut_of(small_graph, 2))
+    assert_all_raise(outcomes, 'ValueError', WRONG[name][2])
 
 
-def test_pairs_of_edges_dropped_together(tmp_path: Path) -> None:
-    """Draws by the number of the pair keep both of its edges, or none."""
+def _undirected() -> Data:
+    """With the number of the pair of every edge."""
     graph = small_graph()
     graph = Data(x=graph.x, edge_index=to_undirected(graph.edge_index))
     ends = graph.edge_index.sort(dim=0).values
     graph.pair = torch.unique(ends, dim=1, return_inverse=True)[1]
-    data = pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'))
+    return graph
+
+
+def test_pairs_of_edges_dropped_together() -> None:
+    """Draws by the number of the pair keep both of its edges, or none."""
+    graph, data = _undirected(), pyg_sar.load_shard(cut_of(_undirected, 3))
     keeps = pyg_sar.utils.rng.uniform(7, data.pair) >= 0.5
     kept = graph.edge_index[:, data.e_id[keeps]]
     codes, turned = (pairs[0] * NUM_NODES + pairs[1] for pairs in (kept, kept.flip(0)))
@@ -179,11 +173,7 @@ def test_pairs_of_edges_dropped_together(tmp_path: Path) -> None:
     assert 0 < codes.numel() < data.num_edges
 
 
-def test_a_relation_of_two_types(tmp_path: Path) -> None:
-    graph = HeteroData()
-    graph['a'].x, graph['b'].x = torch.randn(10, 2), torch.randn(12, 2)
-    graph['a', 'to', 'b'].edge_index = torch.randint(10, (2, 30))
-    pyg_sar.partition_graph(graph, 2, tmp_path / 'parts', method='random')
-    data = pyg_sar.load_shard(tmp_path / 'parts')
+def test_a_relation_of_two_types() -> None:
+    data = pyg_sar.load_shard(cut_of(hetero_graph, 2, 'random'))
     with pytest.raises(ValueError, match='between nodes of one type'):
-        pyg_sar.negative_sampling(data['a', 'to', 'b'].edge_index)
+        pyg_sar.negative_sampling(data[WRITES].edge_index)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import run_as_threads
+from alike import Wrap, assert_alike, assert_same, on_ranks, on_whole_graph
 from small_graphs import attempt
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import HeteroData
 from torch_geometric.nn import GATConv, GraphConv, MessagePassing, SAGEConv
 
 import pyg_sar
@@ -55,17 +54,7 @@ def graph() -> HeteroData:
     return data
 
 
-def _on(function: Any, tmp_path: Path, *args: Any) -> list[Any]:
-    """What one process and the ranks of a cut in three give."""
-    halves = {'paper': torch.arange(11) % 3, 'venue': torch.arange(6) // 2}
-    pyg_sar.partition_graph(graph(), 3, tmp_path / 'parts', method=halves)
-    pyg_sar.partition_graph(graph(), 1, tmp_path / 'part', method='random')
-    return [
-        function(str(tmp_path / 'part'), *args),
-        *run_as_threads(function, 3, str(tmp_path / 'parts'), *args),
-    ]
-
-
+CUT = {'paper': torch.arange(11) % 3, 'venue': torch.arange(6) // 2}
 CONVS = {
     'own': lambda: FromSources(),
     'max': lambda: FromSources('max'),
@@ -73,57 +62,57 @@ CONVS = {
     'Graph': lambda: GraphConv((4, 4), 4),
     'GAT': lambda: GATConv((4, 4), 4, add_self_loops=False),
 }
+METHODS = {'GAT': 'edge_updater'}
+"""Which comes first, where it is not propagate."""
 
 
-def _without_size(root: str, name: str, edges: str) -> tuple[str | Tensor, Tensor]:
-    data = pyg_sar.load_shard(root)
+@pytest.fixture(scope='module')
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    folder = tmp_path_factory.mktemp('sizes')
+    pyg_sar.partition_graph(graph(), 3, folder / '3', method=CUT)
+    pyg_sar.partition_graph(graph(), 1, folder / '1', method='random')
+    return {size: str(folder / str(size)) for size in (1, 3)}
+
+
+def _as_plain_pyg(program: Any, roots: dict[int, str], *args: Any) -> list[str]:
+    """Compares what ranks give with plain PyG; gives what they say without sizes."""
     torch.manual_seed(0)
-    conv = pyg_sar.DistributedDataParallel(CONVS[name]().double())
+    want, said = on_whole_graph(program, graph, *args), []
+    for size, root in roots.items():
+        for found in on_ranks(program, size, root, *args):
+            said.append(found.pop('said', ''))
+            assert_same(found, {k: v for k, v in want.items() if k != 'said'}, tolerance=1e-12)
+    return said
+
+
+def _without_size(data: Any, wrap: Wrap, name: str, is_made: bool) -> dict[str, Any]:
+    conv = wrap(CONVS[name]().double())
     edge_index = data[OF].edge_index
-    if edges == 'made':
+    if is_made:
         edge_index = torch.stack([edge_index[1], edge_index[0]]).flip(0)
     args = (data['paper'].x, None), edge_index
-    outcome = attempt(lambda: conv(*args))
-    if outcome == 'no error':
-        outcome = pyg_sar.gather(conv(*args)).detach()
-    return outcome, pyg_sar.gather(conv(*args, size=(11, 6))).detach()
+    found: dict[str, Any] = {'sized': conv(*args, size=(11, 6)).detach()}
+    if is_made:  # PyG itself runs along these, and makes a row for each source
+        return found | {'plain': conv(*args).detach()}
+    return found | {'said': attempt(lambda: conv(*args))}
 
 
-@pytest.mark.parametrize('edges', ['loaded', 'made'])
 @pytest.mark.parametrize('name', CONVS)
-def test_targets_that_nothing_counts(tmp_path: Path, name: str, edges: str) -> None:
-    """Plain PyG makes a row for each source."""
-    data = graph()
-    torch.manual_seed(0)
-    plain = CONVS[name]().double()
-    args = (data['paper'].x, None), data[OF].edge_index
-    assert plain(*args).size(0) == 11
-    want = plain(*args, size=(11, 6)).detach()
-    for outcome, found in _on(_without_size, tmp_path, name, edges):
-        torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
-        if edges == 'made':  # PyG itself runs along these
-            torch.testing.assert_close(outcome, plain(*args).detach(), rtol=1e-12, atol=1e-12)
-        else:
-            method = 'edge_updater' if name == 'GAT' else 'propagate'  # which comes first
-            assert outcome.startswith(f"ValueError: expected 'size' in {method} of "), outcome
-            assert 'give size=(number of sources, number of targets)' in outcome
+def test_targets_that_nothing_counts(roots: dict[int, str], name: str) -> None:
+    _as_plain_pyg(_without_size, roots, name, True)
+    for said in _as_plain_pyg(_without_size, roots, name, False):
+        method = METHODS.get(name, 'propagate')
+        assert said.startswith(f"ValueError: expected 'size' in {method} of "), said
+        assert 'give size=(number of sources, number of targets)' in said
 
 
-def _sized(root: str, scales: bool, is_pair: bool) -> Tensor:
-    data = pyg_sar.load_shard(root)
-    conv = pyg_sar.DistributedDataParallel(Sized(scales))
-    if is_pair:
-        return pyg_sar.gather(conv((data['paper'].x, data['venue'].x), data[OF].edge_index))
-    edge_index = data['venue', 'by', 'venue'].edge_index
-    return pyg_sar.gather(conv(data['venue'].x, edge_index))
+def _sized(data: Any, wrap: Wrap, scales: bool) -> Tensor:
+    return wrap(Sized(scales))((data['paper'].x, data['venue'].x), data[OF].edge_index)
 
 
 @pytest.mark.parametrize('scales', [False, True])
-def test_numbers_of_sources(tmp_path: Path, scales: bool) -> None:
-    data = graph()
-    want = Sized(scales)((data['paper'].x, data['venue'].x), data[OF].edge_index)
-    for found in _on(_sized, tmp_path, scales, True):
-        torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
+def test_numbers_of_sources(roots: dict[int, str], scales: bool) -> None:
+    _as_plain_pyg(_sized, roots, scales)
 
 
 class Updated(MessagePassing):
@@ -148,24 +137,19 @@ class Updated(MessagePassing):
         return x_j * size_i
 
 
-def _of_one_set(root: str, of_sources: bool) -> tuple[str, Tensor]:
-    data = pyg_sar.load_shard(root)
-    conv = pyg_sar.DistributedDataParallel(Updated(of_sources))
+def _of_one_set(data: Any, wrap: Wrap, of_sources: bool) -> dict[str, Any]:
+    conv = wrap(Updated(of_sources))
     args = (data['paper'].x, data['venue'].x), data[OF].edge_index
-    return attempt(lambda: conv(*args)), pyg_sar.gather(conv(*args, size=(11, 6)))
+    return {'said': attempt(lambda: conv(*args)), 'out': conv(*args, size=(11, 6))}
 
 
 @pytest.mark.parametrize('of_sources', [False, True])
-def test_numbers_of_the_other_set(tmp_path: Path, of_sources: bool) -> None:
+def test_numbers_of_the_other_set(roots: dict[int, str], of_sources: bool) -> None:
     """Of sources in a message, of targets in an edge_update."""
-    data = graph()
-    args = (data['paper'].x, data['venue'].x), data[OF].edge_index
-    want = Updated(of_sources)(*args, size=(11, 6))
-    for outcome, found in _on(_of_one_set, tmp_path, of_sources):
-        torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
-        method, what = ('propagate', 'source') if of_sources else ('edge_updater', 'target')
-        assert outcome.startswith(f"ValueError: expected 'size' in {method} of Updated"), outcome
-        assert f'no argument has a row for each {what} (got None)' in outcome
+    method, what = ('propagate', 'source') if of_sources else ('edge_updater', 'target')
+    for said in _as_plain_pyg(_of_one_set, roots, of_sources):
+        assert said.startswith(f"ValueError: expected 'size' in {method} of Updated"), said
+        assert f'no argument has a row for each {what} (got None)' in said
 
 
 def test_an_update_by_edge_is_refused() -> None:
@@ -177,23 +161,19 @@ def test_an_update_by_edge_is_refused() -> None:
         pyg_sar.DistributedDataParallel(ByEdge())
 
 
-def _against(root: str) -> str:
-    data = pyg_sar.load_shard(root)
-    conv = pyg_sar.DistributedDataParallel(FromSources(flow='target_to_source').double())
-    return attempt(lambda: conv((data['venue'].x, None), data[OF].edge_index, (None, 6)))
+def _against(data: Any, wrap: Wrap) -> dict[str, str]:
+    conv = wrap(FromSources(flow='target_to_source').double())
+    return {'said': attempt(lambda: conv((data['venue'].x, None), data[OF].edge_index, (None, 6)))}
 
 
-def test_against_the_edges(tmp_path: Path) -> None:
-    for outcome in _on(_against, tmp_path):
-        assert outcome.startswith("ValueError: expected 'size' in propagate of "), outcome
+def test_against_the_edges(roots: dict[int, str]) -> None:
+    for said in _as_plain_pyg(_against, roots):
+        assert said.startswith("ValueError: expected 'size' in propagate of "), said
 
 
-def test_one_set_of_nodes_needs_no_size(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    data = Data(x=torch.randn(9, 4).double(), edge_index=torch.randint(9, (2, 30)))
-    pyg_sar.partition_graph(data, 1, tmp_path / 'part', method='random')
-    conv = FromSources().double()
-    want = conv((data.x, None), data.edge_index)
-    shard = pyg_sar.load_shard(tmp_path / 'part')
-    found = pyg_sar.DistributedDataParallel(conv)((shard.x, None), shard.edge_index)
-    torch.testing.assert_close(pyg_sar.gather(found), want)
+def _one_set(data: Any, wrap: Wrap) -> Tensor:
+    return wrap(FromSources().double())((data.x[:, :4], None), data.edge_index)
+
+
+def test_one_set_of_nodes_needs_no_size() -> None:
+    assert_alike(_one_set, ranks=(1,), parts=1)

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_as_threads
-from torch import Tensor
+from alike import Wrap, assert_alike
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-import pyg_sar
-
 N, WIDTH = 30, 4
+CUTS = {'equal': [i // 10 for i in range(N)], 'unequal': [min(i % 7, 2) for i in range(N)]}
 
 
 class Batched(MessagePassing):
@@ -95,10 +93,10 @@ def _graph() -> Data:
     )
 
 
-def _step(data: Data, make: Callable[[], Any], wrap: Callable[[Any], Any]) -> list[Tensor]:
+def _step(data: Data, wrap: Wrap, kind: str) -> list[Any]:
     x, weight = (t.clone().requires_grad_() for t in (data.x, data.edge_weight))
     found = []
-    conv = wrap(make())
+    conv = wrap(KINDS[kind]())
     for factor in (1, 2):
         out = conv(x, data.edge_index, torch.stack([weight, factor * weight]))
         out.square().sum().backward()
@@ -106,19 +104,7 @@ def _step(data: Data, make: Callable[[], Any], wrap: Callable[[Any], Any]) -> li
     return found
 
 
-def _on_ranks(root: str, kind: str) -> list[Tensor]:
-    found = _step(pyg_sar.load_shard(root), KINDS[kind], pyg_sar.SARConv)
-    return [pyg_sar.gather(each) for each in found]
-
-
-@pytest.mark.parametrize('parts', ['equal', 'unequal'])
-@pytest.mark.parametrize('world_size', [1, 3])
+@pytest.mark.parametrize('cut', [CUTS['equal'], CUTS['unequal']], ids=CUTS)
 @pytest.mark.parametrize('kind', KINDS)
-def test_as_plain_pyg(kind: str, world_size: int, parts: str, tmp_path: Any) -> None:
-    data = _graph()
-    method = torch.arange(N) // 10 if parts == 'equal' else (torch.arange(N) % 7).clamp(max=2)
-    pyg_sar.partition_graph(data, 3, tmp_path, method=method)
-    want = _step(data, KINDS[kind], lambda conv: conv)
-    for got in run_as_threads(_on_ranks, world_size, str(tmp_path), kind):
-        for pair in zip(got, want, strict=True):
-            torch.testing.assert_close(*pair, rtol=1e-12, atol=1e-12)
+def test_as_plain_pyg(kind: str, cut: list[int]) -> None:
+    assert_alike(_step, kind, graph=_graph, cut=cut, ranks=(1, 3), tolerance=1e-12)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from alike import cut_of
 from few import few
-from small_graphs import cut, small_graph
+from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing, PNAConv, TransformerConv
 from torch_geometric.utils import softmax as by_destination
@@ -95,9 +95,9 @@ PAIRS = [*zip(CONVS, [*CONVS][1:] + [*CONVS][:1], strict=True), ('GAT', 'GAT'), 
 @pytest.mark.parametrize('shares', few([True, False], 2))
 @pytest.mark.parametrize(('one', 'other'), few(PAIRS, 2))
 @pytest.mark.usefixtures('turns_are_short')
-def test_each_trains_as_it_does_alone(tmp_path: Path, one: str, other: str, shares: bool) -> None:
+def test_each_trains_as_it_does_alone(one: str, other: str, shares: bool) -> None:
     names = one, other
-    root = cut(small_graph(), 2, tmp_path / 'parts')
+    root = cut_of(small_graph, 2)
     alone = [_train(_wrapped(name), pyg_sar.load_shard(root)) for name in names]
     shared = pyg_sar.load_shard(root)
     shards = [shared if shares else pyg_sar.load_shard(root) for _ in names]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from alike import Wrap, assert_alike, cut_of
 from conv_case import make
 from graphs import awkward_graph
 from ranks import run_as_threads
-from small_graphs import assert_close, cut
 from torch import Tensor
 from unsupervised_cases import CASES, given_of
 
@@ -44,8 +44,8 @@ def _scores(root: str) -> None:
 
 
 @pytest.mark.parametrize('kind', ['uneven', 'empty part'])
-def test_scores(tmp_path: Path, kind: str) -> None:
-    run_as_threads(_scores, 3, str(cut(awkward_graph(), 3, tmp_path / 'parts', kind)))
+def test_scores(kind: str) -> None:
+    run_as_threads(_scores, 3, cut_of(awkward_graph, 3, kind))
 
 
 def _recommended(root: str) -> None:
@@ -66,22 +66,17 @@ def _recommended(root: str) -> None:
     assert torch.equal(model.recommend(graph.edge_index, k=2, **some), want)
 
 
-def test_recommendations_are_ids_of_the_whole_graph(tmp_path: Path) -> None:
-    root = str(cut(awkward_graph(), 3, tmp_path / 'parts', 'empty part'))
+def test_recommendations_are_ids_of_the_whole_graph() -> None:
+    root = cut_of(awkward_graph, 3, 'empty part')
     run_as_threads(_recommended, 3, root)
     _recommended(root)
 
 
-def _negatives_by_itself(root: str) -> Tensor:
-    data = pyg_sar.load_shard(root) if root else awkward_graph()
-    model = pyg_sar.DistributedDataParallel(make(CASES['GAE']))
+def _negatives_by_itself(data: Any, wrap: Wrap) -> Tensor:
+    model = wrap(make(CASES['GAE']))
     random.seed(5)  # what negative_sampling of PyG draws from
     return model.recon_loss(model.encode(data.x, data.edge_index), data.edge_index).detach()
 
 
-def test_negative_edges_by_itself(tmp_path: Path) -> None:
-    want = _negatives_by_itself('')
-    for ranks in (1, 3):
-        root = str(cut(awkward_graph(), ranks, tmp_path / f'parts{ranks}'))
-        for loss in run_as_threads(_negatives_by_itself, ranks, root):
-            assert_close(loss, want)
+def test_negative_edges_by_itself() -> None:
+    assert_alike(_negatives_by_itself, graph=awkward_graph, ranks=(1, 3), tolerance=1e-12)

@@ -84,12 +84,18 @@ def test_a_users_class_of_a_refused_name():
     assert isinstance(DistributedDataParallel(PANConv(6, 6)), SARConv)
 
 
-@pytest.mark.parametrize('mode', ['parallel', '', None, 'SEQUENTIAL'])
+@pytest.mark.parametrize('mode', ['parallel', 'auto', '', None, 'SEQUENTIAL'])
 def test_unknown_modes(mode):
     words = "'mode'"
     with pytest.raises(ValueError, match=words):
         SARConv(GCNConv(6, 6), mode=mode)
     _refuses(torch.nn.ModuleList([GINConv(_mlp()), torch.nn.BatchNorm1d(6)]), words, mode=mode)
+
+
+@pytest.mark.parametrize('value', [torch.float16, torch.float32, torch.int8, 'bfloat16'])
+def test_unknown_dtypes(value):
+    with pytest.raises(ValueError, match=f'exchange_dtype.*bfloat16.*{value}'):
+        SARConv(GCNConv(6, 6), exchange_dtype=value)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_ranks import on_ranks
+from alike import Wrap, assert_alike, parallel
 from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import Data
@@ -26,10 +26,9 @@ from torch_geometric.nn import (
 )
 from torch_geometric.utils import scatter
 
-import pyg_sar
-
 WIDTH = 6
 NAN, INF = float('nan'), float('inf')
+KINDS = ('NaN', 'infinite', 'ties')
 
 
 class _Distances(MessagePassing):
@@ -99,49 +98,32 @@ def _features(kind: str, x: Tensor) -> Tensor:
     return x
 
 
-def _run(conv: torch.nn.Module, kind: str, data: Data, dtype: torch.dtype) -> dict[str, Tensor]:
-    x = _features(kind, data.x.to(dtype)).requires_grad_()
-    out = conv(x, data.edge_index)
-    weights = torch.linspace(-1, 2, out.numel(), dtype=dtype).view(out.shape)
-    (out * weights).sum().backward()
-    gradients = {name: p.grad for name, p in conv.named_parameters() if p.grad is not None}
-    return {'out': out.detach(), 'x': x.grad, **gradients}
-
-
-def _compare(data: Data, name: str, dtype: torch.dtype, **options: Any) -> list[str]:
-    differences = []
-    tolerance = 1e-4 if dtype == torch.float32 else 1e-10
-    for kind in ('NaN', 'infinite', 'ties'):
+def _of_conv(data: Data, wrap: Wrap, name: str, dtype: torch.dtype, mode: Any) -> dict[str, Any]:
+    """Of every kind of features: out, the gradient of x, those of parameters."""
+    found = {}
+    for kind in KINDS:
         torch.manual_seed(1)
-        plain = CONVS[name]().to(dtype)
-        torch.manual_seed(1)
-        model = pyg_sar.DistributedDataParallel(CONVS[name]().to(dtype), **options)
-        wanted = _run(plain, kind, small_graph(), dtype)
-        found = _run(model, kind, data, dtype)
-        for (key, want), got in zip(wanted.items(), found.values(), strict=True):
-            try:
-                torch.testing.assert_close(
-                    pyg_sar.gather(got), want, rtol=tolerance, atol=tolerance, equal_nan=True
-                )
-            except AssertionError as error:
-                differences.append(f'{name}, {kind}, {key}: {error}')
-    return differences
+        conv = parallel(CONVS[name]().to(dtype), wrap, mode=mode)
+        x = _features(kind, data.x.to(dtype)).requires_grad_()
+        out = conv(x, data.edge_index)
+        weights = torch.linspace(-1, 2, out.numel(), dtype=dtype).view(out.shape)
+        (out * weights).sum().backward()
+        found[kind] = [out.detach(), x.grad, [p.grad for p in conv.parameters()]]
+    return found
 
 
 @pytest.mark.parametrize(
-    ('world_size', 'dtype', 'mode'),
+    ('ranks', 'dtype', 'mode'),
     [
-        (1, torch.float64, 'sequential'),
-        (3, torch.float64, 'sequential'),
-        (3, torch.float32, 'sequential_no_remat'),
-        (3, torch.float64, 'one_shot'),
+        ((1, 3), torch.float64, 'sequential'),
+        ((3,), torch.float32, 'sequential_no_remat'),
+        ((3,), torch.float64, 'one_shot'),
     ],
 )
-@on_ranks()
-def test_along_edges(data: Data, world_size: int, dtype: torch.dtype, mode: Any) -> None:
-    """Elementwise: out, the gradient of x, those of parameters."""
-    differences = [each for name in CONVS for each in _compare(data, name, dtype, mode=mode)]
-    assert not differences, '\n'.join(differences)
+@pytest.mark.parametrize('name', CONVS)
+def test_along_edges(name: str, ranks: tuple[int, ...], dtype: torch.dtype, mode: str) -> None:
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-10
+    assert_alike(_of_conv, name, dtype, mode, ranks=ranks, tolerance=tolerance, equal_nan=True)
 
 
 def _into(x: Tensor, start: Tensor, y: Tensor, reduce: str, include_self: bool) -> Tensor:
@@ -161,21 +143,17 @@ OVER_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-def _over_rows(name: str, kind: str, data: Data) -> list[Tensor]:
-    x = _features(kind, data.x).requires_grad_()
-    start = _features(kind, small_graph().x)[:4].requires_grad_()
-    out = OVER_ROWS[name](x, start, data.y)
-    (out * torch.linspace(-1, 2, out.numel()).view(out.shape)).sum().backward()
-    return [out.detach(), x.grad] + ([] if start.grad is None else [start.grad])
+def _of_rows(data: Data, wrap: Wrap, name: str) -> dict[str, Any]:
+    found = {}
+    for kind in KINDS:
+        x = _features(kind, data.x).requires_grad_()
+        start = _features(kind, small_graph().x)[:4].requires_grad_()
+        out = OVER_ROWS[name](x, start, data.y)
+        (out * torch.linspace(-1, 2, out.numel()).view(out.shape)).sum().backward()
+        found[kind] = [out.detach(), x.grad, start.grad]
+    return found
 
 
 @pytest.mark.parametrize('name', OVER_ROWS)
-@pytest.mark.parametrize('world_size', [1, 3])
-@on_ranks()
-def test_over_rows(data: Data, world_size: int, name: str) -> None:
-    for kind in ('NaN', 'infinite', 'ties'):
-        wanted, found = (_over_rows(name, kind, graph) for graph in (small_graph(), data))
-        for want, got in zip(wanted, found, strict=True):
-            torch.testing.assert_close(
-                pyg_sar.gather(got), want, rtol=1e-12, atol=1e-12, equal_nan=True, msg=kind
-            )
+def test_over_rows(name: str) -> None:
+    assert_alike(_of_rows, name, ranks=(1, 3), tolerance=1e-12, equal_nan=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import Wrap, assert_alike, cut_of, itself
 from conv_case import make
 from conv_cases import CASES
 from conv_graphs import plain
@@ -22,15 +22,10 @@ import pyg_sar
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.ops import chunks
 
-TOLERANCE = 1e-10
-INF = float('inf')
 
-
-@pytest.fixture(scope='module')
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp('online') / 'random3'
-    pyg_sar.partition_graph(plain(), 3, folder, method='random')
-    return folder
+@pytest.fixture
+def root() -> str:
+    return cut_of(plain, 3, 'random')
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +70,7 @@ ONE_PASS = {
 
 
 @pytest.mark.parametrize('name', ONE_PASS)
-def test_one_exchange(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_exchange(root: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward fetches the rows once; backward once, and returns their gradients once."""
     counts, taken = _Counts(monkeypatch), []
     case, data = CASES[name], pyg_sar.load_shard(root)
@@ -177,49 +172,49 @@ class Using(MessagePassing):
         return (h_j * alpha.view(-1, 2, 1)).view(-1, 8)
 
 
-def _compare(conv: MessagePassing, data: Data, graph: Data, tolerance: float = TOLERANCE) -> None:
-    """One process, output and every gradient."""
-    module = pyg_sar.DistributedDataParallel(conv)
-    plain, own = graph.x.clone().requires_grad_(), data.x.clone().requires_grad_()
+def _step(data: Data, wrap: Wrap, conv: Any, checks: Callable[[Any], None] | None) -> list[Any]:
+    """The output and every gradient; `checks` sees the wrapped conv."""
+    x = data.x.clone().requires_grad_()
     conv.zero_grad()
-    expected = conv(plain, graph.edge_index)
-    grad = torch.randn_like(expected)
-    expected.backward(grad)
-    gradients = [p.grad.clone() for p in conv.parameters()]
-    conv.zero_grad()
-    out = module(own, data.edge_index)
-    out.backward(grad[data.n_id])
-    pairs = [(out, expected[data.n_id]), (own.grad, plain.grad[data.n_id])]
-    pairs += [(p.grad, g) for p, g in zip(conv.parameters(), gradients, strict=True)]
-    for found, wanted in pairs:
-        torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance, equal_nan=True)
+    out = wrap(conv)(x, data.edge_index)
+    nodes = data.node if wrap is itself else data.n_id
+    (out * (nodes.view(-1, 1) * 7 % 5 - 2 + torch.arange(out.size(1))).sin()).sum().backward()
+    if wrap is not itself and checks is not None:
+        checks(conv)
+    return [out.detach(), x.grad, [p.grad.clone() for p in conv.parameters()]]
+
+
+def _compare(conv: MessagePassing, checks: Callable[[Any], None] | None = None) -> None:
+    assert_alike(_step, conv, checks, graph=plain, cut='random', ranks=(1,), rtol=0, equal_nan=True)
+
+
+def _takes(*paths: str) -> Callable[[Any], None]:
+    def check(conv: Any) -> None:
+        assert conv.chosen_paths() == list(paths)
+
+    return check
 
 
 @pytest.mark.parametrize('use', NOT_LINEAR)
-def test_other_uses(root: Path, use: str) -> None:
-    conv = Using(NOT_LINEAR[use])
-    _compare(conv, pyg_sar.load_shard(root), plain())
-    assert conv.chosen_paths() == [
-        'one_shot' if use in ('hook', 'other gradient') else 'by destination'
-    ]
+def test_other_uses(use: str) -> None:
+    path = 'one_shot' if use in ('hook', 'other gradient') else 'by destination'
+    _compare(Using(NOT_LINEAR[use]), _takes(path))
 
 
 @pytest.mark.parametrize('aggr', ['add', 'mean', ['add', 'mean']], ids=str)
 @pytest.mark.parametrize('use', LINEAR)
-def test_linear_uses(root: Path, use: str, aggr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_uses(use: str, aggr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = _Counts(monkeypatch)
-    _compare(Using(LINEAR[use], aggr), pyg_sar.load_shard(root), plain())
+    _compare(Using(LINEAR[use], aggr))
     assert counts.take() == (2, 1)
 
 
 @pytest.mark.parametrize('aggr', ['max', 'mul', 'std', ['add', 'max']], ids=str)
-def test_other_reductions(root: Path, aggr: Any) -> None:
-    conv = Using(lambda alpha: alpha, aggr)
-    _compare(conv, pyg_sar.load_shard(root), plain())
-    assert conv.chosen_paths() == ['by destination']
+def test_other_reductions(aggr: Any) -> None:
+    _compare(Using(lambda alpha: alpha, aggr), _takes('by destination'))
 
 
-def test_in_place_on_the_result(root: Path) -> None:
+def test_in_place_on_the_result() -> None:
     """What backward reads is not what the conv gets."""
 
     class Adding(Using):
@@ -227,10 +222,10 @@ def test_in_place_on_the_result(root: Path) -> None:
             inputs += 1
             return inputs.mul_(2)
 
-    _compare(Adding(lambda alpha: alpha), pyg_sar.load_shard(root), plain())
+    _compare(Adding(lambda alpha: alpha))
 
 
-def test_hook_of_a_later_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hook_of_a_later_call(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook registered after the first call makes messages that are not linear."""
     counts = _Counts(monkeypatch)
     conv = Using(lambda alpha: alpha)
@@ -242,7 +237,6 @@ def test_hook_of_a_later_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> No
     graph = plain()
     out = module(data.x, data.edge_index)
     assert counts.take()[0] == 0  # it sees all edges at once
-    torch.testing.assert_close(
-        out, conv(graph.x, graph.edge_index)[data.n_id], rtol=0, atol=TOLERANCE
-    )
+    want = conv(graph.x, graph.edge_index)[data.n_id]
+    torch.testing.assert_close(out, want, rtol=0, atol=1e-10)
     handle.remove()

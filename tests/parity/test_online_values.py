@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from alike import Wrap, assert_alike, cut_of
 from conv_case import make
 from conv_cases import CASES
 from exact import Values, step
@@ -28,11 +27,9 @@ TOLERANCE = 1e-10
 INF = float('inf')
 
 
-@pytest.fixture(scope='module')
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp('online') / 'random3'
-    pyg_sar.partition_graph(awkward_graph(), 3, folder, method='random')
-    return folder
+@pytest.fixture
+def root() -> str:
+    return cut_of(awkward_graph, 3, 'random')
 
 
 @contextmanager
@@ -61,17 +58,17 @@ def _dropped_out(root: str, name: str, dropout: float, *, by_destination: bool) 
     'name', ['TransformerConv: edge features', 'GATv2Conv: 3 heads', 'RGATConv: additive']
 )
 @pytest.mark.parametrize('world_size', [1, 3])
-def test_dropout(root: Path, name: str, world_size: int) -> None:
+def test_dropout(root: str, name: str, world_size: int) -> None:
     """As by destination, with the same masks."""
     found, wanted = (
-        run_ranks(_dropped_out, world_size, str(root), name, 0.4, by_destination=other)
+        run_ranks(_dropped_out, world_size, root, name, 0.4, by_destination=other)
         for other in (False, True)
     )
     for own, other in zip(found, wanted, strict=True):
         for key, value in other.items():
             torch.testing.assert_close(own[key], value, rtol=0, atol=TOLERANCE)
     if world_size == 1:
-        kept = _dropped_out(str(root), name, 0.0, by_destination=False)['out']
+        kept = _dropped_out(root, name, 0.0, by_destination=False)['out']
         assert not torch.allclose(kept, found[0]['out'])
 
 
@@ -82,47 +79,41 @@ ATTENTIVE = {
 }
 
 
-def _weighted(name: str, data: Data, rank: int, factor: float) -> tuple[Tensor, ...]:
+def _with_nodes() -> Data:
+    graph = awkward_graph()
+    graph.node = torch.arange(60)
+    return graph
+
+
+def _weighted(data: Any, wrap: Wrap, name: str, factor: float) -> list[Any]:
     """Output and gradients of a loss of it and the weights of edges into nodes below 30.
 
     Rows of the nodes from 30 on, which later chunks read, are multiplied by `factor`.
     """
     torch.manual_seed(0)
-    conv = ATTENTIVE[name]().double()
-    module: Any = conv if rank < 0 else pyg_sar.DistributedDataParallel(conv)
+    module = wrap(ATTENTIVE[name]().double())
     x = data.x * torch.where(data.node < 30, 1, factor).view(-1, 1)
     x, edge_attr = x.requires_grad_(), data.edge_attr.clone().requires_grad_()
-    out, (edge_index, alpha) = module(x, data.edge_index, edge_attr, return_attention_weights=True)
-    is_read = data.node[edge_index[1]] < 30
-    loss = (out * data.node.view(-1, 1).sin()).sum()
-    loss = loss + (alpha[is_read] ** 2).sum()
-    loss.backward()
-    gradients = torch.cat([p.grad.flatten() for p in conv.parameters()])
-    return out.detach(), x.grad, gradients
-
-
-def _weighted_shard(root: str, name: str, factor: float) -> tuple[Tensor, ...]:
-    data = pyg_sar.load_shard(root)
-    rank = dist.get_rank() if dist.is_initialized() else 0
     with _small_chunks():
-        return tuple(map(pyg_sar.gather, _weighted(name, data, rank, factor)))
+        out, (edge_index, alpha) = module(
+            x, data.edge_index, edge_attr, return_attention_weights=True
+        )
+        is_read = data.node[edge_index[1]] < 30
+        loss = (out * data.node.view(-1, 1).sin()).sum()
+        (loss + (alpha[is_read] ** 2).sum()).backward()
+    return [out.detach(), x.grad, [p.grad for p in module.parameters()]]
 
 
 @pytest.mark.parametrize('name', ATTENTIVE)
 @pytest.mark.parametrize('factor', [1.0, 40.0])
-def test_gradient_of_the_weights(tmp_path: Path, name: str, factor: float) -> None:
+def test_gradient_of_the_weights(name: str, factor: float) -> None:
     """The weights that a conv gives per edge take a gradient, on some ranks only.
 
-    With the factor, logits of later chunks are far from those of earlier ones.
+    With the factor, logits of later chunks are far from those of earlier ones. The third rank
+    reads none of its weights.
     """
-    graph = awkward_graph()
-    graph.node = torch.arange(60)
-    assignment = torch.arange(60) // 20  # the third rank reads none of its weights
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'cut', method=assignment)
-    out, grad, gradients = _weighted(name, graph, -1, factor)
-    for found in run_ranks(_weighted_shard, 3, str(tmp_path / 'cut'), name, factor):
-        for a, b in zip(found, (out, grad, gradients), strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE)
+    cut = [i // 20 for i in range(60)]
+    assert_alike(_weighted, name, factor, graph=_with_nodes, cut=cut, by='processes', rtol=0)
 
 
 class Masked(MessagePassing):
@@ -159,18 +150,18 @@ def _masked(root: str, factor: float, dtype: torch.dtype, all_of: int | None) ->
 
 @pytest.mark.parametrize('all_of', [-1, 5])
 @pytest.mark.parametrize('world_size', [1, 3])
-def test_masked_edges(root: Path, all_of: int, world_size: int) -> None:
+def test_masked_edges(root: str, all_of: int, world_size: int) -> None:
     """-inf leaves an edge out; a node whose edges all are gets what it gets from PyG."""
-    for pairs in run_ranks(_masked, world_size, str(root), 1.0, torch.float64, all_of):
+    for pairs in run_ranks(_masked, world_size, root, 1.0, torch.float64, all_of):
         for found, wanted in pairs:
             torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE, equal_nan=True)
 
 
 @pytest.mark.parametrize('factor', [30.0, 1e4])
-def test_large_logits(root: Path, factor: float) -> None:
+def test_large_logits(root: str, factor: float) -> None:
     """In float32, where exp of any of them overflows."""
-    exact = _masked(str(root), factor, torch.float64, None)
-    rounded = _masked(str(root), factor, torch.float32, None)
+    exact = _masked(root, factor, torch.float64, None)
+    rounded = _masked(root, factor, torch.float32, None)
     for (found, plain), (_, wanted) in zip(rounded, exact, strict=True):
         assert bool(found.isfinite().all())
         # One process is off as well; and the gradient of a logit, rounded, reaches x many times.

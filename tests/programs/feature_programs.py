@@ -25,48 +25,12 @@ def of_training_nodes(data: Data) -> Tensor:
     return (data.x - mean) / (std + 1e-6)
 
 
-def by_var_mean(data: Data) -> Tensor:
-    var, mean = torch.var_mean(data.x, dim=0, unbiased=False)
-    return (data.x - mean) * torch.rsqrt(var + 1e-5)
-
-
-def between_min_and_max(data: Data) -> Tensor:
-    low, high = data.x.min(dim=0).values, data.x.max(dim=0)[0]
-    x = (data.x - low) / (high - low)
-    return x / torch.maximum(data.x.amax(0).abs(), data.x.amin(0).abs())
-
-
-def clipped_by_quantiles(data: Data) -> Tensor:
-    low, high = data.x.quantile(0.05, dim=0), torch.quantile(data.x, 0.95, dim=0)
-    return torch.clamp(data.x, low, high)
-
-
-def median_and_deviation(data: Data) -> Tensor:
-    median = data.x.median(dim=0).values
-    return (data.x - median) / (data.x - median).abs().median(dim=0).values
-
-
 def whitened(data: Data) -> Tensor:
     x = data.x - data.x.mean(dim=0)
     eigenvalues, vectors = torch.linalg.eigh(x.t() @ x / (x.size(0) - 1))
     x = x @ (vectors * eigenvalues.rsqrt()) @ vectors.t()
     factor = torch.linalg.cholesky(torch.cov(data.x.t()))
     return x + torch.linalg.solve_triangular(factor, (data.x - data.x.mean(0)).t(), upper=False).t()
-
-
-def whitened_targets(data: Data) -> Tensor:
-    """A ridge regression in closed form, and a Cholesky factor."""
-    x, y = data.x - data.x.mean(0), F.one_hot(data.y, num_classes=3).double()
-    gram = x.t() @ x + torch.eye(6, dtype=torch.double)
-    fitted = x @ torch.linalg.solve(gram, x.t() @ y)
-    return torch.cat([fitted, torch.cholesky_solve(x.t(), torch.linalg.cholesky(gram)).t()], 1)
-
-
-def without_the_most_correlated(data: Data) -> Tensor:
-    z = (data.x - data.x.mean(0)) / data.x.std(0)
-    corr = torch.einsum('ni,nj->ij', z, z) / (data.num_nodes - 1)
-    worst = (corr - torch.eye(z.size(1))).abs().max(dim=0).values.argmax()
-    return data.x[:, torch.arange(z.size(1)) != worst]
 
 
 def distances_to_class_means(data: Data) -> Tensor:
@@ -84,12 +48,6 @@ def some_columns(data: Data) -> Tensor:
     return x[:, order[:5]]
 
 
-def shapes_and_views(data: Data) -> Tensor:
-    x = data.x.view(data.num_nodes, 2, 3).transpose(1, 2).reshape(-1, 6)
-    x = torch.stack([x, x.flip(1)], dim=1).mean(dim=1).unsqueeze(0).squeeze(0)
-    return torch.cat([x, x.new_zeros(x.size(0), 1), torch.ones(x.size(0), 1).to(x)], -1)
-
-
 def outliers_and_missing_values(data: Data) -> Tensor:
     """The mean comes in the place of outliers, and of every value above a bound."""
     z = (data.x - data.x.mean(0)) / data.x.std(0)
@@ -97,11 +55,6 @@ def outliers_and_missing_values(data: Data) -> Tensor:
     missing = data.x > 2.5
     mean = x.masked_fill(missing, 0.0).sum(0) / (~missing).sum(0)
     return x.masked_fill(missing, 0.0) + missing * mean
-
-
-def bins_of_a_feature(data: Data) -> Tensor:
-    bounds = torch.linspace(data.x[:, 0].min().item(), data.x[:, 0].max().item(), 6)[1:-1]
-    return F.one_hot(torch.bucketize(data.x[:, 0], bounds.double()), 5).double()
 
 
 def labels_where_known(data: Data) -> Tensor:
@@ -175,26 +128,13 @@ def column_masks_and_blocks(data: Data) -> Tensor:
 
 FEATURES: dict[str, Callable[[Data], Tensor]] = {
     'mean_and_std_of_training_nodes': of_training_nodes,
-    'mean_and_var_unbiased_not': by_var_mean,
-    'between_min_and_max': between_min_and_max,
-    'clipped_by_quantiles': clipped_by_quantiles,
-    'median_and_deviation': median_and_deviation,
-    'rows_of_norm_one': lambda data: F.normalize(data.x, p=2, dim=-1),
-    'columns_of_norm_one': lambda data: 5 * F.normalize(data.x, dim=0) / torch.linalg.norm(data.x),
-    'rows_that_sum_to_one': lambda data: (
-        data.x.abs() / data.x.abs().sum(dim=-1, keepdim=True).clamp(min=1)
-    ),
     'whitened': whitened,
-    'whitened_targets': whitened_targets,
-    'correlations': without_the_most_correlated,
     'transforms_composed': lambda data: (
         T.Compose([T.Constant(2.0), T.NormalizeFeatures(['x']), T.ToDevice('cpu')])(data).x
     ),
     'class_means_as_features': distances_to_class_means,
     'some_columns': some_columns,
-    'shapes_and_views': shapes_and_views,
     'outliers_and_missing_values': outliers_and_missing_values,
-    'bins_of_a_feature': bins_of_a_feature,
     'labels_as_features': labels_where_known,
     'degrees': degrees,
     'numbers_of_other_kinds': of_other_kinds,

@@ -93,17 +93,6 @@ def prototypes_by_means(z: Tensor, data: Data) -> Tensor:
     return F.cross_entropy(logits[data.val_mask], data.y[data.val_mask])
 
 
-def gaussian_likelihood(out: Tensor, data: Data) -> Tensor:
-    mean, log_var = out.chunk(2, dim=-1)
-    return F.gaussian_nll_loss(mean, data.x[:, :3], F.softplus(log_var) + 0.1)
-
-
-def targets_standardised(out: Tensor, data: Data) -> Tensor:
-    y = data.x.sum(dim=1)
-    mean, std = y[data.train_mask].mean(), y[data.train_mask].std()
-    return F.mse_loss(out.view(-1), (y - mean) / std)
-
-
 def triplets(out: Tensor, data: Data) -> Tensor:
     """Against the mean of all nodes, and against rows in another order."""
     negative = out.mean(dim=0, keepdim=True).expand_as(out)
@@ -143,37 +132,12 @@ LOSSES: dict[str, tuple[object, int]] = {  # and the width of the output
     'focal_loss': (focal, 3),
     'soft_targets': (soft_targets, 3),
     'multi_label': (multi_label, 3),
-    'binary_with_sigmoid': (
-        lambda out, data: F.binary_cross_entropy(
-            torch.sigmoid(out).squeeze(-1)[data.train_mask],
-            (data.y == 0).double()[data.train_mask],
-        ),
-        1,
-    ),
-    'multi_margin': (
-        lambda out, data: F.multi_margin_loss(out[data.train_mask], data.y[data.train_mask]),
-        3,
-    ),
     'loss_per_class': (loss_per_class, 3),
     'logit_adjustment': (logit_adjustment, 3),
     'noisy_labels': (small_losses_first, 3),
-    'absolute_errors_of_masked': (
-        lambda out, data: (
-            F.l1_loss(out[data.train_mask], data.x[data.train_mask, :3], reduction='sum') / 99
-        ),
-        3,
-    ),
-    'huber': (lambda out, data: F.huber_loss(out, data.x[:, 3:], delta=0.5), 3),
     'smooth_l1_by_norms': (
         lambda out, data: F.smooth_l1_loss(out, data.x.norm(dim=-1, keepdim=True) / 9),
         1,
-    ),
-    'targets_standardised': (targets_standardised, 1),
-    'cosine_embedding': (
-        lambda out, data: F.cosine_embedding_loss(
-            out, data.x, torch.where(data.y == 0, 1, -1), margin=0.1
-        ),
-        6,
     ),
     'triplets': (triplets, 6),
     'margin_of_random_pairs': (random_pairs, 3),
@@ -182,7 +146,6 @@ LOSSES: dict[str, tuple[object, int]] = {  # and the width of the output
         3,
     ),
     'prototypes_by_means': (prototypes_by_means, 4),
-    'gaussian_likelihood': (gaussian_likelihood, 6),
     'shifted_neighbours': (neighbours_in_order, 3),
     'equally_many_of_two_classes': (equally_many, 3),
 }

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from alike import RUNS, itself, leaves, whole
 from program_graphs import graph, hetero_graph
-from ranks import RankError, run_ranks
+from ranks import RankError
 from shared import Program
 from torch import Tensor
-from torch.nn import Module, Parameter
 
 import pyg_sar
 
@@ -52,21 +52,23 @@ def is_hetero(name: str) -> bool:
     return name.startswith('hetero.')
 
 
-def refusal(name: str, world_size: int, folder: str) -> str:
+def refusal(name: str, world_size: int, folder: str, by: str) -> str:
     """Why ranks refuse a program; empty if they give the results of plain PyG.
 
-    Raises AssertionError if they give others, and TimeoutError or RankError if they do not end.
+    Ranks are threads or processes, see `alike.RUNS`. Raises AssertionError if they give others, and
+    TimeoutError or RankError if they do not end.
     """
     want = on_whole_graph(all_programs()[name], hetero_graph() if is_hetero(name) else graph())
     try:
-        found = run_ranks(on_rank, world_size, name, folder, timeout=120)
-    except RankError as failure:
+        found = RUNS[by](on_rank, world_size, name, folder)
+    except (RankError, ProgramFailed) as failure:
         marked = [line for line in str(failure).splitlines() if MARK in line]
         if not marked:
             raise
         return marked[-1].split(MARK, 1)[1]
     for results in found:
         assert differences(want, results, WIDER.get(name, TOLERANCE)) == []
+        assert differences(found[0], results, 0.0) == [], 'the ranks differ'
     return ''
 
 
@@ -74,7 +76,7 @@ def on_whole_graph(program: Program, data: Any) -> dict[str, Any]:
     """The results of one process of plain PyG."""
     random.seed()  # PyG names the code that it generates by it
     torch.manual_seed(0)  # as ranks have it
-    return {name: leaf for name, leaf in _leaves(program(data.clone(), _itself))}
+    return leaves(program(data.clone(), itself))
 
 
 def on_rank(name: str, folder: str) -> dict[str, Any]:
@@ -83,29 +85,9 @@ def on_rank(name: str, folder: str) -> dict[str, Any]:
     try:
         data = pyg_sar.load_shard(folder)
         results = all_programs()[name](data, pyg_sar.DistributedDataParallel)
-        return {path: _whole(leaf) for path, leaf in _leaves(results)}
+        return {path: whole(leaf) for path, leaf in leaves(results).items()}
     except Exception as failure:
         raise ProgramFailed(MARK + _in_one_line(failure)) from failure
-
-
-def _itself(model: Module) -> Module:
-    return model
-
-
-def _leaves(value: Any, path: str = '') -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [x for k, v in value.items() for x in _leaves(v, f'{path}.{k}' if path else str(k))]
-    if isinstance(value, (list, tuple)):
-        return [x for i, v in enumerate(value) for x in _leaves(v, f'{path}[{i}]')]
-    return [(path, value.detach().clone() if type(value) in (Tensor, Parameter) else value)]
-
-
-def _whole(leaf: Any) -> Any:
-    """Rows of the whole graph, where the library gives such; anything else as it is."""
-    gather = getattr(pyg_sar, 'gather', None)
-    if isinstance(leaf, Tensor) and type(leaf) not in (Tensor, Parameter) and gather is not None:
-        return gather(leaf.detach())
-    return leaf
 
 
 def _in_one_line(failure: BaseException) -> str:

@@ -76,20 +76,6 @@ class Equilibrium(aggr.EquilibriumAggregation):
         return super().init_output(dim_size).double()
 
 
-class Memory(nn.Module):
-    """HasCache a running mean of what it sees, in a buffer."""
-
-    def __init__(self, mean: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.register_buffer('kept', torch.zeros(C))
-        self.mean = mean
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.kept.mul_(0.9).add_(self.mean(x.detach()), alpha=0.1)
-        return x - self.kept.to(x.dtype)
-
-
 def _zeros(x: Tensor) -> Tensor:
     return x.new_zeros(x.size(0), dtype=torch.int64)
 
@@ -104,19 +90,6 @@ def _pooled(pool: Any) -> nn.Module:
 
 def _dense(x: Tensor, e: Tensor) -> Tensor:
     return utils.to_dense_adj(e, max_num_nodes=x.size(0))[0].to(x.dtype)
-
-
-def _page_rank(x: Tensor, e: Tensor) -> Tensor:
-    rank = x.new_full((x.size(0), 1), 1 / x.size(0))
-    for _ in range(3):
-        rank = 0.15 / x.size(0) + 0.85 * utils.scatter(rank[e[0]], e[1], 0, x.size(0))
-    return x * rank * 10
-
-
-def _k_means(x: Tensor) -> Tensor:
-    centres = x[:3].detach()
-    nearest = torch.cdist(x, centres).argmin(1)
-    return x - utils.scatter(x, nearest, 0, 3, reduce='mean')[nearest]
 
 
 def _infomax(m: Any, x: Tensor, e: Tensor) -> Tensor:
@@ -154,32 +127,19 @@ STEPS: dict[str, Callable[[], nn.Module]] = {
     'one_hot frequencies': lambda: Plain(
         lambda x, e: x[:, :3].repeat(1, 3)[:, :C] * F.one_hot(_bins(x), 3).double().mean(0).max()
     ),
-    'running mean in a buffer': lambda: Memory(lambda x: x.mean(0)),
     'len': lambda: Plain(lambda x, e: x * len(x) / 100),
     'numel': lambda: Plain(lambda x, e: x * x.numel() / 1000),
     'log of the count': lambda: Plain(lambda x, e: x / torch.log(torch.tensor(x.size(0) + 1.0))),
-    'argsort': lambda: Plain(lambda x, e: x[x[:, 0].argsort()]),
     'top half by score': lambda: Plain(
         lambda x, e: x * (x[:, :1] >= x[:, 0].sort().values[x.size(0) // 2])
     ),
-    'InstanceNorm of PyG': lambda: Of(lambda m, x, e: m(x), tg.InstanceNorm(C)),
-    'PairNorm': lambda: Of(lambda m, x, e: m(x), tg.PairNorm()),
-    'GraphSizeNorm': lambda: Of(lambda m, x, e: m(x), tg.GraphSizeNorm()),
-    'MeanSubtractionNorm': lambda: Of(lambda m, x, e: m(x), tg.MeanSubtractionNorm()),
-    'DiffGroupNorm': lambda: Of(lambda m, x, e: m(x), tg.DiffGroupNorm(C, 2)),
-    'LayerNorm of the graph': lambda: Of(lambda m, x, e: m(x), tg.LayerNorm(C)),
-    'k-means': lambda: Plain(lambda x, e: _k_means(x)),
     'DenseGCNConv': lambda: Of(lambda m, x, e: m(x, _dense(x, e))[0], tg.DenseGCNConv(C, C)),
     'DMoN': lambda: Of(lambda m, x, e: x * m(x[None], _dense(x, e)[None])[3], tg.DMoNPooling(C, 3)),
     'dense_mincut_pool': lambda: Plain(
         lambda x, e: x * tg.dense_mincut_pool(x, _dense(x, e), x[:, :3])[2]
     ),
-    'page rank': lambda: Plain(_page_rank),
     'new edges': lambda: Of(
         lambda m, x, e: m(x, torch.stack([_zeros(x), torch.arange(x.size(0))])), tg.SAGEConv(C, C)
-    ),
-    'laplacian': lambda: Plain(
-        lambda x, e: x * utils.get_laplacian(e, num_nodes=x.size(0))[1].mean()
     ),
     'a conv that is called by hand': lambda: Of(
         lambda m, x, e: m.propagate(e, x=(x, x)), tg.SAGEConv(C, C)
@@ -194,17 +154,10 @@ STEPS: dict[str, Callable[[], nn.Module]] = {
             lambda x, e: (x.flip(0), e),
         ),
     ),
-    'skip and gate by row': lambda: Of(
-        lambda m, x, e: x + m(x).sigmoid() * x.mean(1, keepdim=True), nn.Linear(C, 1)
-    ),
-    'JumpingKnowledge': lambda: Of(
-        lambda m, x, e: m([x, x.relu()]), tg.JumpingKnowledge('lstm', C, 2)
-    ),
     'heads by row': lambda: Of(
         lambda m, x, e: m(x.view(-1, 2, 4), x.view(-1, 2, 4), x.view(-1, 2, 4))[0].flatten(1),
         nn.MultiheadAttention(4, 2, batch_first=True),
     ),
-    'ChebConv': lambda: Of(lambda m, x, e: m(x, e), tg.ChebConv(C, C, 3)),
     'selected and put back': lambda: Plain(
         lambda x, e: x.index_copy(0, (x[:, 0] > 0).nonzero()[:, 0], x[x[:, 0] > 0] * 2)
     ),

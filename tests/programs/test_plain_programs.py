@@ -19,15 +19,24 @@ CUTS = {
 }
 """Numbers of ranks and of parts."""
 
-OVER_ALL_NODES = [n for n in all_programs() if n.startswith(('attention.', 'mesh.'))]
-"""Programs that run on the other cuts, too."""
+
+def _of(*themes: str) -> list[str]:
+    return [name for name in all_programs() if name.startswith(themes)]
+
+
+OBJECTS = _of('object.')
+"""Programs that always run."""
+
+OTHERS = [name for name in all_programs() if name not in OBJECTS]
+OTHER_CUTS = ['four ranks', 'one without nodes', 'two parts each']
 
 RUNS = [
-    *few(product(all_programs(), ['three ranks']), every=4),
-    *few(product(OVER_ALL_NODES, ['four ranks', 'one without nodes', 'two parts each'])),
+    *product(OBJECTS, ['three ranks', 'one rank']),
+    *few(product(OTHERS, ['three ranks']), every=4),
+    *few(product(_of('attention.', 'mesh.'), OTHER_CUTS)),
     *(
         pytest.param(*run, marks=pytest.mark.slow)
-        for run in product(all_programs(), ['one rank', 'two ranks'])
+        for run in product(OTHERS, ['one rank', 'two ranks'])
     ),
 ]
 
@@ -49,5 +58,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize(('name', 'cut'), RUNS)
 def test_a_program(name: str, cut: str, root: Path) -> None:
-    refused = refusal(name, CUTS[cut][0], str(root / f'{cut}, {is_hetero(name)}'))
+    is_slow = cut in ('one rank', 'two ranks') and name not in OBJECTS
+    by = 'processes' if is_slow else 'threads'
+    refused = refusal(name, CUTS[cut][0], str(root / f'{cut}, {is_hetero(name)}'), by)
     assert name.startswith('refused.') or refused == ''

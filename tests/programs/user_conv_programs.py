@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, Paramet
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, MessagePassing
 from torch_geometric.nn.inits import glorot
-from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
+from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 
 
 class Conv(MessagePassing):
@@ -42,34 +41,6 @@ class Tutorial(Conv):
 
     def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
         return norm.view(-1, 1) * x_j
-
-
-class TutorialTurned(Tutorial):
-    """Target to source, the loops there were are taken out."""
-
-    def __init__(self) -> None:
-        super().__init__(flow='target_to_source')
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        edge_index, _ = remove_self_loops(edge_index)
-        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
-        row, col = edge_index
-        norm = degree(row, x.size(0), dtype=x.dtype).pow(-0.5)
-        norm[norm == float('inf')] = 0
-        return self.propagate(edge_index, x=self.lin(x), norm=norm[row] * norm[col])
-
-
-class Centred(Conv):
-    """Statistics of all nodes before, after and in the update."""
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        h = F.normalize(self.lin(x), dim=-1)
-        out = self.propagate(edge_index, x=h - h.mean(0)) + h.mean(dim=0)
-        return out / degree(edge_index[1], x.size(0)).clamp(min=1).sqrt().view(-1, 1)
-
-    def update(self, aggr_out: Tensor, x: Tensor) -> Tensor:
-        out = aggr_out / aggr_out.abs().max() + x
-        return (out - out.mean(dim=0)) / (out.std(dim=0) + 1e-5)
 
 
 class NormedUpdater(Conv):
@@ -126,14 +97,6 @@ class ReadsTables(Conv):
         return x_j * table[kind] + level[kind].view(-1, 1)
 
 
-class ReadsEdges(Conv):
-    """Weights by the ids of both ends, and by the size that PyG gives."""
-
-    def message(self, x_j: Tensor, edge_index: Tensor, size: list[int | None]) -> Tensor:
-        weight = (edge_index[0] * 3 + edge_index[1]).double().view(-1, 1).sin()
-        return x_j * weight / (size[0] or 1)
-
-
 class OwnAggregate(Conv):
     """Softmax with a temperature, mean and deviation, torch's own scatter_reduce."""
 
@@ -156,15 +119,6 @@ class OwnAggregate(Conv):
         return self.post(aggr_out)
 
 
-class AggregateOfAll(Conv):
-    """The aggregation subtracts its mean over nodes, divides by a degree of the whole graph."""
-
-    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
-        out = scatter(inputs, index, 0, dim_size, reduce='sum')
-        deg = degree(index, dim_size, dtype=inputs.dtype)
-        return (out - out.mean(dim=0)) / deg.mean()
-
-
 class GivesADict(Conv):
     """And a number of all nodes."""
 
@@ -182,22 +136,6 @@ class GivesADict(Conv):
     def update(self, aggr_out: Tensor, x0: Tensor) -> Any:
         gate = self.gate(torch.cat([aggr_out, x0], dim=-1)).sigmoid()
         return {'out': aggr_out, 'gate': gate}, aggr_out.norm() + 1
-
-
-class RunningDegrees(Conv):
-    """A buffer that forward of the conv keeps in training, as PNA's authors have it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer('mean_degree', torch.ones(1))
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        deg = degree(edge_index[1], x.size(0), dtype=x.dtype)
-        if self.training:
-            with torch.no_grad():
-                self.mean_degree.mul_(0.9).add_(0.1 * (deg + 1).log().mean())
-        scale = (deg + 1).log() / self.mean_degree
-        return self.propagate(edge_index, x=self.lin(x)) * scale.view(-1, 1)
 
 
 class Outer(Conv):
@@ -244,70 +182,22 @@ class LargestOfBags(Conv):
         return x_j / x_j.amax(dim=0)
 
 
-class Rare(Conv):
-    """What the message does depends on whether any edge has a large number."""
-
-    def message(self, x_j: Tensor) -> Tensor:
-        return x_j.tanh() if (x_j > 2.5).any() else x_j
-
-
 CONVS: list[type[Module]] = [
     Tutorial,
-    TutorialTurned,
-    Centred,
     NormedUpdater,
     BothIndices,
     ReadsTables,
-    ReadsEdges,
     OwnAggregate,
-    AggregateOfAll,
     GivesADict,
-    RunningDegrees,
     Outer,
     Crystal,
     LargestOfBags,
-    Rare,
 ]
 
 
-class ByEdges(Conv):
-    """A score of every edge, made by what looks at the scores of all edges."""
-
-    def __init__(self, scored: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.score, self.scored = Linear(16, 1), scored
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
-
-    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
-        score = self.score(torch.cat([x_i, x_j, edge_attr], dim=1))
-        return self.lin(x_j) * self.scored(score)
-
-
-def clipped(score: Tensor) -> Tensor:
-    bound = 1.5 * score.detach().std()
-    return torch.maximum(torch.minimum(score, bound), -bound)
-
-
-SCORED: dict[str, Callable[[Tensor], Tensor]] = {
-    'minus_their_mean': lambda s: (s - s.mean(dim=0)).tanh(),
-    'divided_by_the_largest': lambda s: s.exp() / s.exp().max(),
-    'between_least_and_largest': lambda s: (s - s.min()) / (s.max() - s.min()),
-    'above_a_quantile': lambda s: s * (s >= s.detach().quantile(0.3)),
-    'clipped_by_their_deviation': clipped,
-    'by_an_if_over_all': lambda s: s.sigmoid() if (s > 1.8).any() else s.tanh(),
-    'softmax_over_all': lambda s: torch.softmax(s, dim=0) * s.size(0),
-    'by_their_number': lambda s: s / s.shape[0] ** 0.5,
-}
 PROGRAMS: dict[str, Program] = {
     make.__name__: lambda data, ddp, make=make: trained(data, ddp, make, data.edge_attr, lr=0.02)
     for make in CONVS
-} | {
-    f'messages_{name}': lambda data, ddp, scored=scored: trained(
-        data, ddp, lambda: ByEdges(scored), data.edge_attr, lr=0.02
-    )
-    for name, scored in SCORED.items()
 }
 
 

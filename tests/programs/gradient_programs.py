@@ -1,0 +1,213 @@
+"""Gradients: several backwards, penalties, frozen and new layers, checkpoints, sparse rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from ddp_model import Net
+from shared import Ddp, Program, Results, inner, model_of, supervised
+from torch import Tensor
+from torch.nn import Linear, Module
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+
+
+def loss_of(model: Any, data: Data, scale: float = 1.0) -> Tensor:
+    return supervised(model(scale * data.x, data.edge_index), data)
+
+
+def grads(*models: Module) -> Results:
+    return {str(i): [p.grad for p in model.parameters()] for i, model in enumerate(models)}
+
+
+def two_forwards_then_two_backwards(data: Data, ddp: Ddp) -> Results:
+    """And then a penalty of the weights by itself."""
+    model = model_of(ddp, Net)
+    first, second = loss_of(model, data), loss_of(model, data, 2)
+    first.backward()
+    second.backward()
+    sum(p.square().sum() for p in model.parameters()).backward()
+    return grads(model)
+
+
+def optimizer_in_backward(data: Data, ddp: Ddp) -> Results:
+    """Hooks from before and after the model became parallel; one parameter is used twice."""
+    torch.manual_seed(0)
+    plain = Net().double()
+
+    def step(p: Tensor) -> None:
+        p.add_(p.grad, alpha=-0.3)
+        p.grad = None
+
+    plain.head.weight.register_post_accumulate_grad_hook(step)
+    model = ddp(plain)
+    for p in model.parameters():
+        if p is not plain.head.weight:
+            p.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        (loss_of(model, data) + 0.1 * plain.head.weight.square().sum()).backward()
+        assert all(p.grad is None for p in model.parameters())
+    return {'weights': list(model.parameters())}
+
+
+def no_sync_in_other_orders(data: Data, ddp: Ddp) -> Results:
+    """After a gradient that is whole; before zero_grad; with a gradient that a program changes."""
+    first, second = model_of(ddp, Net), model_of(ddp, Net)
+
+    def quiet(model: Any) -> Any:
+        return model.no_sync() if hasattr(model, 'no_sync') else nullcontext()
+
+    loss_of(first, data).backward()
+    with quiet(first):
+        (2 * loss_of(first, data)).backward()
+        (3 * loss_of(first, data)).backward()
+    (4 * loss_of(first, data)).backward()
+    for clears in (True, False):
+        with quiet(second):
+            loss_of(second, data).backward()
+        if clears:
+            second.zero_grad()
+    for p in second.parameters():
+        p.grad.mul_(0.5)
+    loss_of(second, data).backward()
+    return grads(first, second)
+
+
+def unfreezing(data: Data, ddp: Ddp) -> Results:
+    """Layers that were frozen as the model became parallel; one that its forward never sees."""
+    torch.manual_seed(0)
+    plain, other = Net().double(), Net().double()
+    plain.first.requires_grad_(False)
+    other.requires_grad_(False)
+    model, second = ddp(plain), ddp(other)
+    loss_of(model, data).backward()
+    plain.first.requires_grad_(True)
+    plain.head.requires_grad_(False)
+    loss_of(model, data).backward()
+    other.first.requires_grad_(True)
+    inner(second).first(data.x, data.edge_index).square().mean().backward()
+    return grads(model, second)
+
+
+def new_layer_after_a_step(data: Data, ddp: Ddp) -> Results:
+    """And another dtype for a while."""
+    model = model_of(ddp, Net)
+    loss_of(model, data).backward()
+    torch.manual_seed(7)
+    inner(model).head = Linear(8, 3).double()
+    loss_of(model, data).backward()
+    model.zero_grad()
+    model.float().double()
+    loss_of(model, data).backward()
+    return grads(model)
+
+
+def unused_parameters(data: Data, ddp: Ddp) -> Results:
+    model = model_of(ddp, lambda: Net(has_unused=True))
+    for _ in range(2):
+        loss_of(model, data).backward()
+    assert inner(model).unused.weight.grad is None
+    return grads(model)
+
+
+class TwoGraphs(Module):
+    """A layer that is used twice, on two edge_indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        src, dst = edge_index
+        half = edge_index[:, src % 2 == dst % 2]
+        h = self.conv(x, edge_index).tanh()
+        return self.conv(h, half)[:, :3]
+
+
+def a_layer_used_twice(data: Data, ddp: Ddp) -> Results:
+    model = model_of(ddp, TwoGraphs)
+    loss_of(model, data).backward()
+    return grads(model)
+
+
+class Embedded(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds, self.conv = torch.nn.Embedding(5, 6, sparse=True), SAGEConv(6, 3)
+
+    def forward(self, kinds: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(self.kinds(kinds), edge_index)
+
+
+def sparse_gradient(data: Data, ddp: Ddp) -> Results:
+    model = model_of(ddp, Embedded)
+    for _ in range(2):
+        supervised(model(data.y, data.edge_index), data).backward()
+    return {'grads': [p.grad.to_dense() for p in model.parameters()]}
+
+
+def leaves_beside_the_model(data: Data, ddp: Ddp) -> Results:
+    """An input that was computed; losses of the leaf alone; gradients of some inputs."""
+    model, x = model_of(ddp, Net), data.x.clone().requires_grad_()
+    out = model((2 * x).tanh() + x, edge_index=data.edge_index)
+    (supervised(out, data) + x.square().mean() + x.cos().sum()).backward()
+    x.pow(4).mean().backward()
+    other, y = model_of(ddp, Net), data.x.clone().requires_grad_()
+    loss = supervised(other(y, data.edge_index), data)
+    loss.backward(inputs=[y, inner(other).head.weight], retain_graph=True)
+    loss.backward(inputs=[inner(other).second.bias])
+    return grads(model, other) | {'x': x.grad, 'y': y.grad}
+
+
+class Checkpointed(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(6, 8), GATConv(8, 4, heads=2)
+        self.head = Linear(8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = checkpoint(self.first, x, edge_index, use_reentrant=True).tanh()
+        h = checkpoint(self.second, h, edge_index, use_reentrant=True)
+        return self.head(checkpoint(self.second, h, edge_index, use_reentrant=True))
+
+
+def _inside(data: Data, ddp: Ddp, x: Tensor) -> list[Module]:
+    """Hooks of parameters run once for a backward."""
+    model, calls = model_of(ddp, Checkpointed), list[Tensor]()
+    next(model.parameters()).register_post_accumulate_grad_hook(calls.append)
+    for _ in range(2):
+        supervised(model(x, data.edge_index), data).backward()
+    assert len(calls) == 2
+    return [model]
+
+
+def _around(data: Data, ddp: Ddp, x: Tensor) -> list[Module]:
+    model = model_of(ddp, Net)
+    supervised(checkpoint(model, 2 * x, data.edge_index, use_reentrant=False), data).backward()
+    return [model]
+
+
+def _reentrant_around(data: Data, ddp: Ddp, x: Tensor) -> list[Module]:
+    first, second = model_of(ddp, lambda: GCNConv(6, 6)), model_of(ddp, Net)
+    h = checkpoint(first, 2 * x, data.edge_index, use_reentrant=True)
+    supervised(checkpoint(second, h, data.edge_index, use_reentrant=True), data).backward()
+    return [first, second]
+
+
+def _with_checkpoint(make: Callable[[Data, Ddp, Tensor], list[Module]]) -> Program:
+    def program(data: Data, ddp: Ddp) -> Results:
+        x = data.x.clone().requires_grad_()
+        return grads(*make(data, ddp, x)) | {'x': x.grad}
+
+    return program
+
+
+PROGRAMS: dict[str, Program] = {
+    'reentrant_checkpoint_inside': _with_checkpoint(_inside),
+    'checkpoint_around': _with_checkpoint(_around),
+    'reentrant_checkpoint_around': _with_checkpoint(_reentrant_around),
+}
