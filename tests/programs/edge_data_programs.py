@@ -15,16 +15,19 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
 from torch_geometric.utils import (
     add_remaining_self_loops,
+    add_self_loops,
     coalesce,
     contains_isolated_nodes,
     contains_self_loops,
     degree,
+    dropout_edge,
     get_laplacian,
     homophily,
     index_sort,
     is_undirected,
     k_hop_subgraph,
     remove_isolated_nodes,
+    remove_self_loops,
     scatter,
     sort_edge_index,
     to_undirected,
@@ -48,12 +51,23 @@ class Weighted(Module):
         return second(first(x, edge_index, more).relu(), edge_index, more)
 
 
+def loops(data: Data) -> Edges:
+    edge_index, _ = remove_self_loops(data.edge_index)
+    return add_self_loops(edge_index, num_nodes=data.num_nodes)[0], None
+
+
 def by_transforms(data: Data) -> Edges:
     data = Data(x=data.x, edge_index=data.edge_index)
     chain = [T.RemoveSelfLoops(), T.ToUndirected(), T.NormalizeFeatures(), T.AddSelfLoops()]
     made = T.Compose(chain)(data)
     assert made.is_undirected()
     return made.edge_index, None
+
+
+def turned_where_heavy(data: Data) -> Edges:
+    turned = data.edge_weight > data.edge_weight.median()
+    edge_index = torch.cat([data.edge_index[:, ~turned], data.edge_index[:, turned].flip(0)], 1)
+    return edge_index, torch.cat([data.edge_weight[~turned], data.edge_weight[turned]])
 
 
 def two_types_joined(data: Data) -> Edges:
@@ -78,6 +92,11 @@ def both_ways(data: Data) -> Edges:
     return edge_index, torch.cat([data.edge_attr, -data.edge_attr])
 
 
+def standardised(data: Data) -> Edges:
+    attr = (data.edge_attr - data.edge_attr.mean(0)) / data.edge_attr.std(0)
+    return data.edge_index, attr.mean(-1).sigmoid()
+
+
 EDGES: dict[str, Callable[[Data], Edges]] = {
     'self_loops_with_attributes': lambda data: add_remaining_self_loops(
         data.edge_index, data.edge_weight, 1.0
@@ -87,10 +106,14 @@ EDGES: dict[str, Callable[[Data], Edges]] = {
     ),
     'composed_with_undirected': by_transforms,
     'undirected_with_attributes': lambda data: to_undirected(data.edge_index, data.edge_attr),
+    'reversed_edges': lambda data: (data.edge_index.flip(0), data.edge_weight),
     'both_ways_with_attributes': both_ways,
     'heavy_edges': heavy,
     'edges_by_order_of_weights': heavier_half,
+    'every_second_edge_turned': turned_where_heavy,
     'edges_of_two_types_joined': two_types_joined,
+    'dropout_of_nothing': lambda data: (dropout_edge(data.edge_index, p=0.0)[0], None),
+    'degree_scaled_weights': standardised,
 }
 
 
@@ -148,6 +171,15 @@ def subgraph_of_data(data: Data, ddp: Ddp) -> Results:
 def isolated_nodes_removed(data: Data, ddp: Ddp) -> Results:
     edge_index, _, mask = remove_isolated_nodes(data.edge_index, num_nodes=data.num_nodes)
     return {'mask': mask} | on_rows(data, ddp, mask, edge_index)
+
+
+def edges_among_listed_nodes(data: Data, ddp: Ddp) -> Results:
+    """Nodes of a list, edges between them, renamed by a table."""
+    ids = torch.arange(0, data.num_nodes, 2)
+    inside = torch.isin(data.edge_index, ids).all(dim=0)
+    names = torch.full((data.num_nodes,), -1)
+    names[ids] = torch.arange(ids.numel())
+    return on_rows(data, ddp, ids, names[data.edge_index[:, inside]])
 
 
 def around_nodes(data: Data, ddp: Ddp) -> Results:

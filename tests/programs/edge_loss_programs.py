@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Bilinear, Linear, Module, Parameter, PReLU
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
-from torch_geometric.nn import MLP, GCNConv, GraphConv
+from torch_geometric.nn import GAE, MLP, VGAE, GCNConv, GraphConv
 from torch_geometric.utils import degree, dropout_edge, negative_sampling, scatter
 
 
@@ -88,6 +88,16 @@ PROGRAMS: dict[str, Program] = {
     name: lambda data, ddp, loss=loss, num=num: of_loss(data, ddp, loss, num)
     for name, (loss, num) in LOSSES.items()
 }
+
+
+def dirichlet_energy(data: Data, ddp: Ddp) -> Results:
+    """A metric of oversmoothing, after training."""
+    out = trained(data, ddp)['out']
+    src, dst = data.edge_index
+    h = out / (degree(dst, out.size(0), dtype=out.dtype) + 1).sqrt().unsqueeze(-1)
+    energy = 0.5 * (h[src] - h[dst]).square().sum() / out.size(0)
+    mad = (1 - F.cosine_similarity(out[src], out[dst])).mean()
+    return {'energy': energy.item(), 'mad': mad.item()}
 
 
 class EdgeMLP(Module):
@@ -170,7 +180,63 @@ def node_labels_from_edges(data: Data, ddp: Ddp) -> Results:
     return trained(data, ddp, lambda: EdgeMLP(1), data.edge_attr, loss=loss) | {'target': target}
 
 
+def edge_type_statistics(data: Data, ddp: Ddp) -> Results:
+    """How often every type of edges joins every pair of classes."""
+    y_src, y_dst = data.y[data.edge_index]
+    table = torch.zeros(3, 3, 3, dtype=torch.long)
+    table.index_put_((data.edge_type, y_src, y_dst), torch.tensor(1), accumulate=True)
+    mean = torch.stack([data.edge_attr[data.edge_type == t].mean(0) for t in range(3)])
+    return {'table': table, 'same': (y_src == y_dst).double().mean().item(), 'mean': mean}
+
+
+def autoencoders(data: Data, ddp: Ddp) -> Results:
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.mu, self.logstd = GCNConv(6, 8), GCNConv(8, 4), GCNConv(8, 4)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+            h = self.conv(x, edge_index).relu()
+            return self.mu(h, edge_index), self.logstd(h, edge_index)
+
+    seed_everything(0)
+    gae, model = GAE(model_of(ddp, lambda: Net(6, 8, 5))), model_of(ddp, lambda: VGAE(Encoder()))
+
+    def loss_of() -> Tensor:
+        plain = gae.recon_loss(gae.encode(data.x, data.edge_index), data.edge_index)
+        z = inner(model).encode(data.x, data.edge_index)
+        return (
+            plain
+            + inner(model).recon_loss(z, data.edge_index)
+            + inner(model).kl_loss() / data.num_nodes
+        )
+
+    losses = descend(loss_of, [*gae.parameters(), *model.parameters()])
+    return {'losses': losses, 'gae': weights_of(gae.encoder), 'vgae': weights_of(model)}
+
+
 # Without labels
+
+
+def views(data: Data) -> tuple[Tensor, Tensor]:
+    """Two views of the features, without draws."""
+    return data.x * (torch.arange(6) % 3 != 0), data.x * (torch.arange(6) % 3 != 1)
+
+
+def canonical_correlation(a: Tensor, b: Tensor) -> Tensor:
+    """CCA-SSG: both views standardised over all nodes, correlations made the identity."""
+    a, b = (a - a.mean(0)) / a.std(0), (b - b.mean(0)) / b.std(0)
+    c, c1, c2 = (torch.mm(p.T, q) / a.size(0) for p, q in ((a, b), (a, a), (b, b)))
+    eye = torch.eye(5, dtype=torch.double)
+    off = c.flatten().pow(2).sum() - torch.diagonal(c).pow(2).sum()
+    return -c.diagonal().sum() + 1e-2 * ((eye - c1).pow(2).sum() + (eye - c2).pow(2).sum() + off)
+
+
+def on_views(data: Data, ddp: Ddp) -> Results:
+    model = model_of(ddp, lambda: Net(6, 8, 5))
+    x, e = views(data), data.edge_index
+    losses = descend(lambda: canonical_correlation(model(x[0], e), model(x[1], e)), model)
+    return {'losses': losses, 'weights': weights_of(model)}
 
 
 def bgrl(data: Data, ddp: Ddp) -> Results:

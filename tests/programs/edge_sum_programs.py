@@ -11,12 +11,26 @@ from torch import Tensor
 from torch.nn import Linear, Module
 from torch_geometric.data import Data
 from torch_geometric.utils import (
+    add_remaining_self_loops,
     degree,
     scatter,
     softmax,
+    spmm,
+    to_edge_index,
+    to_torch_coo_tensor,
 )
 
 Sum = Callable[[Tensor, Tensor, Data], Tensor]
+
+
+def by_scatter_add(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    src, dst = edge_index[0], edge_index[1]
+    total = torch.zeros(x.size(0), x.size(1), dtype=x.dtype)
+    total.scatter_add_(0, dst.view(-1, 1).expand(-1, x.size(1)), x[src])
+    count = torch.zeros(x.size(0), dtype=x.dtype).scatter_add_(
+        0, dst, torch.ones(dst.size(0), dtype=x.dtype)
+    )
+    return total / count.clamp(min=1).unsqueeze(-1) + x
 
 
 def by_scatter(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
@@ -31,6 +45,12 @@ def by_scatter(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
         for reduce in ('sum', 'min', 'max')
     ]
     return sum([*into, *out_of])
+
+
+def by_scatter_reduce(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    src, dst = edge_index
+    index = dst.unsqueeze(-1).expand(-1, x.size(-1))
+    return x.scatter_reduce(0, index, x[src], reduce='amax', include_self=True)
 
 
 def attention_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
@@ -60,11 +80,54 @@ def appnp_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     return z
 
 
+def sparse_csr(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    values = torch.ones(edge_index.size(1), dtype=torch.float64)
+    size = data.num_nodes, data.num_nodes
+    coo = torch.sparse_coo_tensor(edge_index.flip(0), values, size).coalesce()
+    row, col = coo.indices()
+    assert int(col.max()) < data.num_nodes
+    norm = torch.sparse_coo_tensor(coo.indices(), coo.values() / (1 + row % 3), size)
+    adj = norm.to_sparse_csr()
+    assert to_edge_index(adj)[0].size(1) == norm.values().numel() if norm.is_coalesced() else True
+    return spmm(adj, x, reduce='sum') + adj @ x
+
+
+def dense_adjacency(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    adj = torch.zeros(data.num_nodes, data.num_nodes, dtype=torch.float64)
+    adj[edge_index[1], edge_index[0]] = 1.0
+    return adj @ x
+
+
+def power_iteration(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    num = data.num_nodes
+    adj = torch.sparse_coo_tensor(edge_index.flip(0), data.edge_weight, (num, num))
+    v = data.x.new_ones(num)
+    for _ in range(5):
+        v = (adj @ v.view(-1, 1)).view(-1)
+        v = v / v.norm()
+    return x * (1 + v.view(-1, 1))
+
+
+def hops(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    """Breadth-first search from some nodes of the training set, by whole edges."""
+    row, col = edge_index
+    hops = torch.where(data.train_mask & (data.y == 2), 0, data.num_nodes)
+    for _ in range(6):
+        hops = torch.minimum(hops, scatter(hops[row] + 1, col, 0, data.num_nodes, 'min'))
+    return x * (hops < data.num_nodes).view(-1, 1)
+
+
 SUMS: dict[str, Sum] = {
+    'mean_by_scatter_add': by_scatter_add,
     'scatter_of_pyg': by_scatter,
+    'max_pool_of_neighbours': by_scatter_reduce,
     'attention_by_hand': attention_by_hand,
     'softmax_by_hand': softmax_by_hand,
     'appnp_by_hand': appnp_by_hand,
+    'sparse_csr_spmm': sparse_csr,
+    'dense_adjacency': dense_adjacency,
+    'power_iteration': power_iteration,
+    'hops_from_a_node': hops,
 }
 
 
@@ -86,6 +149,23 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
+def label_propagation_by_hand(data: Data, ddp: Ddp) -> Results:
+    """By scatter, and by a sparse matrix."""
+    row, col = data.edge_index
+    deg = degree(col, data.num_nodes).double()
+    norm = deg.pow(-0.5).masked_fill(deg == 0, 0)
+    hot = F.one_hot(data.y, 3).double() * data.train_mask.unsqueeze(1)
+    size, ones = (data.num_nodes, data.num_nodes), torch.ones(data.num_edges, dtype=torch.double)
+    adj = torch.sparse_coo_tensor(data.edge_index.flip(0), ones, size)
+    out, other = hot.clone(), hot
+    for _ in range(4):
+        spread = scatter((norm[row] * norm[col]).unsqueeze(1) * out[row], col, 0, data.num_nodes)
+        out = (0.8 * spread + 0.2 * hot).clamp(0, 1)
+        other = 0.9 * torch.sparse.mm(adj, other) / 8 + 0.1 * hot
+    acc = (out.argmax(-1) == data.y)[data.test_mask].double().mean()
+    return {'out': out, 'acc': acc, 'other': other}
+
+
 def correct_and_smooth_by_hand(data: Data, ddp: Ddp) -> Results:
     model = model_of(ddp, lambda: mlp(6, 8, 3))
     mask = data.train_mask
@@ -105,3 +185,26 @@ def correct_and_smooth_by_hand(data: Data, ddp: Ddp) -> Results:
         soft = soft + scale * error
         soft[mask] = F.one_hot(data.y[mask], 3).double()
     return {'losses': losses, 'soft': soft, 'sigma': sigma}
+
+
+def matrix_as_an_argument(data: Data, ddp: Ddp) -> Results:
+    """Personalised page rank in the model, which gets the matrix."""
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = mlp(6, 8, 3)
+
+        def forward(self, x: Tensor, adj: Tensor) -> Tensor:
+            h = z = self.mlp(x)
+            for _ in range(3):
+                z = 0.8 * (adj @ z) + 0.2 * h
+            return z
+
+    edge_index, weight = add_remaining_self_loops(
+        data.edge_index, data.edge_weight, fill_value=1.0, num_nodes=data.num_nodes
+    )
+    deg = scatter(weight, edge_index[1], 0, data.num_nodes, reduce='sum')
+    weight = deg[edge_index[0]].rsqrt() * weight * deg[edge_index[1]].rsqrt()
+    adj = to_torch_coo_tensor(edge_index, weight, size=data.num_nodes).t()
+    return trained(data, ddp, Model, inputs=(data.x, adj))

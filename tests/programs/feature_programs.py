@@ -33,6 +33,21 @@ def whitened(data: Data) -> Tensor:
     return x + torch.linalg.solve_triangular(factor, (data.x - data.x.mean(0)).t(), upper=False).t()
 
 
+def whitened_targets(data: Data) -> Tensor:
+    """A ridge regression in closed form, and a Cholesky factor."""
+    x, y = data.x - data.x.mean(0), F.one_hot(data.y, num_classes=3).double()
+    gram = x.t() @ x + torch.eye(6, dtype=torch.double)
+    fitted = x @ torch.linalg.solve(gram, x.t() @ y)
+    return torch.cat([fitted, torch.cholesky_solve(x.t(), torch.linalg.cholesky(gram)).t()], 1)
+
+
+def without_the_most_correlated(data: Data) -> Tensor:
+    z = (data.x - data.x.mean(0)) / data.x.std(0)
+    corr = torch.einsum('ni,nj->ij', z, z) / (data.num_nodes - 1)
+    worst = (corr - torch.eye(z.size(1))).abs().max(dim=0).values.argmax()
+    return data.x[:, torch.arange(z.size(1)) != worst]
+
+
 def distances_to_class_means(data: Data) -> Tensor:
     """Of training nodes by a product, of all by masks."""
     one_hot = F.one_hot(data.y, 3).double() * data.train_mask.view(-1, 1)
@@ -129,6 +144,8 @@ def column_masks_and_blocks(data: Data) -> Tensor:
 FEATURES: dict[str, Callable[[Data], Tensor]] = {
     'mean_and_std_of_training_nodes': of_training_nodes,
     'whitened': whitened,
+    'whitened_targets': whitened_targets,
+    'correlations': without_the_most_correlated,
     'transforms_composed': lambda data: (
         T.Compose([T.Constant(2.0), T.NormalizeFeatures(['x']), T.ToDevice('cpu')])(data).x
     ),

@@ -24,7 +24,7 @@ from torch.nn import BatchNorm1d, Linear, Module, ModuleDict, ModuleList, Parame
 from torch_geometric import nn as pyg
 from torch_geometric import transforms as T
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import HeteroConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GATConv, HeteroConv, MessagePassing, SAGEConv, to_hetero
 from torch_geometric.utils import degree, scatter, softmax
 
 XDict = dict[str, Tensor]
@@ -82,6 +82,21 @@ class Normed(Module):
         return self.ln(self.bn(x, types).relu(), types)[: self.num['paper']]
 
 
+class Gnn(Module):
+    """What to_hetero makes a model of types of; convs without widths get them at first."""
+
+    def __init__(self, lazy: bool = False) -> None:
+        super().__init__()
+        num = (-1, -1) if lazy else (8, 8)
+        self.lin = torch.nn.LazyLinear(8) if lazy else Linear(8, 8)
+        self.conv1, self.norm = SAGEConv(num, 8, aggr='max'), BatchNorm1d(8)
+        self.conv2 = GATConv(num, 8, add_self_loops=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.norm(self.conv1(self.lin(x), edge_index)).relu()
+        return self.conv2(x, edge_index)
+
+
 class OneByOne(Module):
     """A conv for every relation, summed by hand, mixed by learned shares and by scores."""
 
@@ -134,6 +149,14 @@ PROGRAMS: dict[str, Program] = {
     name: lambda data, ddp, make=make: trained(data, ddp, lambda: Encoded(data, make), lr=0.1)
     for name, make in LAYERS.items()
 }
+
+
+def to_hetero_of_lazy_layers(data: HeteroData, ddp: Ddp) -> Results:
+    torch.manual_seed(0)
+    model = to_hetero(Gnn(lazy=True).double(), data.metadata(), aggr='sum')
+    with torch.no_grad():
+        model(data.x_dict, data.edge_index_dict)
+    return trained(data, ddp, lambda: model, loss=lambda out: out['paper'].pow(2).mean())
 
 
 def attention_over_meta_paths(data: HeteroData, ddp: Ddp) -> Results:
@@ -256,11 +279,30 @@ def features_by_hand(data: HeteroData, ddp: Ddp) -> Results:
     return {'deg': deg, 'most': most, 'mean': mean, 'venues': venues} | on_papers(data, ddp)
 
 
+def edges_of_training_papers(data: HeteroData, ddp: Ddp) -> Results:
+    src = data[CITES].edge_index[0]
+    keep = data['paper'].train_mask[src] | (data[CITES].edge_attr[:, 0] > 0)
+    data[CITES].edge_index = data[CITES].edge_index[:, keep]
+    return {'kept': keep, 'count': data[CITES].edge_index.size(1)} | on_papers(data, ddp)
+
+
 def transform_to_undirected(data: HeteroData, ddp: Ddp) -> Results:
     del data[CITES].edge_attr, data[CITES].edge_weight
     del data['paper', 'rev_writes', 'author']
     data = T.ToUndirected()(data)
     return {'edges': data.num_edges, 'types': str(data.edge_types)} | on_papers(data, ddp)
+
+
+def clones_and_stores(data: HeteroData, ddp: Ddp) -> Results:
+    """Goes through the stores, adds and deletes attributes, as scripts do."""
+    copy = data.clone().to('cpu')
+    for store in copy.node_stores:
+        store.size_of_type = store.num_nodes
+        store.norm = store.x.norm(dim=-1)
+    shapes = {str(key): list(value.shape) for key, value in copy.collect('norm').items()}
+    edges = {str(edge_type): copy[edge_type].num_edges for edge_type in copy.edge_types}
+    features = dict(copy.num_node_features)
+    return {'shapes': shapes, 'edges': edges, 'features': features} | on_papers(copy, ddp)
 
 
 def a_type_shuffled_for_contrast(data: HeteroData, ddp: Ddp) -> Results:

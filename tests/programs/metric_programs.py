@@ -74,6 +74,23 @@ def regression_scores(data: Data, ddp: Ddp) -> Results:
     return {'losses': losses, 'mae': mae, 'r2': r2.item(), 'rmse': rmse}
 
 
+def topk_accuracy(data: Data, ddp: Ddp) -> Results:
+    top = output(data, ddp, num_out=5).topk(2, dim=-1).indices
+    hit = (top == data.y.view(-1, 1)).any(dim=-1)
+    return {'acc': hit[data.test_mask].double().mean().item(), 'top': top}
+
+
+def confidence_and_calibration(data: Data, ddp: Ddp) -> Results:
+    conf, pred = output(data, ddp).softmax(dim=-1).max(dim=-1)
+    correct, ece = (pred == data.y).double(), 0.0
+    for low in (0.3, 0.5, 0.7, 0.9):
+        chosen = (conf > low) & (conf <= low + 0.2)
+        if chosen.any():
+            gap = (correct[chosen].mean() - conf[chosen].mean()).abs()
+            ece += gap.item() * chosen.sum().item() / data.num_nodes
+    return {'conf': conf, 'ece': ece, 'least': conf.min().item(), 'most': conf.max().item()}
+
+
 def auc_by_ranks(data: Data, ddp: Ddp) -> Results:
     """The rank sum of Mann and Whitney."""
     score, target = output(data, ddp)[:, 0], data.y == 0
@@ -140,3 +157,24 @@ def evaluation_between_the_steps(data: Data, ddp: Ddp) -> Results:
             break
     model.load_state_dict(kept)
     return {'history': history, 'best': best, 'final': test(), 'weights': weights(model)}
+
+
+def stopped_by_losses(data: Data, ddp: Ddp) -> Results:
+    """Tensors of losses of validation: they stop, set the rate, and are averaged at the end."""
+    model = model_of(ddp)
+    optimizer = torch.optim.SGD(model.parameters(), lr=3.0)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.3)
+    best, rates, losses = float('inf'), [], []
+    for _ in range(8):
+        optimizer.zero_grad()
+        out = model(data.x, data.edge_index)
+        supervised(out, data).backward()
+        optimizer.step()
+        val = F.cross_entropy(out[data.val_mask], data.y[data.val_mask]).detach()
+        scheduler.step(val)
+        losses.append(val)
+        rates.append(optimizer.param_groups[0]['lr'])
+        if val > best + 0.5:
+            break
+        best = min(best, val.item())
+    return {'mean': torch.stack(losses).mean(), 'rates': rates, 'weights': weights(model)}

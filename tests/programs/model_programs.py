@@ -200,6 +200,33 @@ def state_kept_between_calls(data: Data, ddp: Ddp) -> Results:
     return {'losses': descend(loss_of, model), 'h': inner(model).history, 'w': weights(model)}
 
 
+def hidden_state_between_steps(data: Data, ddp: Ddp) -> Results:
+    """Recurrent: what a step gave goes into the next, detached; gradients through two of them."""
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.cell, self.lin = GCNConv(6, 8), torch.nn.GRUCell(8, 8), Linear(8, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor, h: Tensor | None = None) -> Any:
+            h = self.cell(self.conv(x, edge_index).tanh(), h)
+            return self.lin(h), h
+
+    model = model_of(ddp, Model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    h, losses = None, []
+    for step in range(3):
+        out, h = model(data.x * (1 + step), data.edge_index, h)
+        again, h = model(data.x, data.edge_index, h)
+        loss = supervised(out, data) + supervised(again, data)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        h = h.detach()
+        losses.append(loss.item())
+    return {'losses': losses, 'h': h, 'weights': weights(model)}
+
+
 def _trained(data: Data, ddp: Ddp, virtual_node: bool) -> Results:
     torch.manual_seed(0)
     model = GPSE(

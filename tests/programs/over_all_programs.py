@@ -20,6 +20,8 @@ from torch_geometric.nn import (
     global_mean_pool,
 )
 from torch_geometric.nn.aggr import SoftmaxAggregation, StdAggregation
+from torch_geometric.utils import degree, to_dense_batch
+from torch_geometric.utils import softmax as segment_softmax
 
 Between = Callable[[Tensor], Tensor]
 
@@ -35,11 +37,23 @@ class Two(Module):
         return self.conv2(self.between(self.conv1(x, edge_index)), edge_index)
 
 
+def shift_by_least(x: Tensor) -> Tensor:
+    low, high = x.min(dim=0, keepdim=True)[0], x.max(dim=0, keepdim=True)[0]
+    return (x - low) / (high - low + 1e-6)
+
+
 def decorrelated(x: Tensor) -> Tensor:
     """Hidden features whitened by a Cholesky factor of their covariance."""
     x = x - x.mean(dim=0)
     cov = x.t().matmul(x) / x.size(0) + 1e-1 * torch.eye(8, dtype=x.dtype)
     return torch.linalg.solve_triangular(torch.linalg.cholesky(cov), x.t(), upper=False).t()
+
+
+def other_dimensions(x: Tensor) -> Tensor:
+    """All numbers at once, by dims and by names of a reduction."""
+    x = (x - x.mean()) / x.std()
+    x = x / x.view(x.size(0), 2, 4).abs().sum(dim=(0, 2)).repeat_interleave(4)
+    return 50 * x * torch.logsumexp(x, dim=0).sigmoid()
 
 
 def moments(h: Tensor) -> Tensor:
@@ -58,7 +72,10 @@ def chosen_nodes(h: Tensor) -> Tensor:
 
 
 BETWEEN: dict[str, Between] = {
+    'shift_by_least': shift_by_least,
     'decorrelated': decorrelated,
+    'quantile_gate': lambda x: x * (x > x.detach().quantile(0.4, dim=0)),
+    'mean_of_other_dimensions': other_dimensions,
     'deep_graph_sets': moments,
     'chosen_nodes': chosen_nodes,
 }
@@ -129,12 +146,31 @@ class SoftClusters(Module):
         return x + (x @ found.t()).softmax(dim=-1) @ found
 
 
+class OtherKernels(Module):
+    """Norms, products and a recurrence that torch has kernels of their own for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group, self.lstm = torch.nn.GroupNorm(2, 8), torch.nn.LSTM(4, 4)
+        self.instance = torch.nn.InstanceNorm1d(8)
+        self.weight = Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.group(x) + self.instance(x.t().unsqueeze(0)).squeeze(0).t()
+        x = torch.addmm(x, x, self.weight, alpha=0.1).sub_(torch.full_like(x, 0.1))
+        gram = x.t() @ x + torch.eye(8, dtype=x.dtype)
+        x = x + torch.linalg.solve(gram, x.t()).t()
+        halves = torch.stack(x.split(4, dim=1))
+        return x + self.lstm(halves)[0][-1].repeat(1, 2)
+
+
 PROGRAMS |= {
     name: lambda data, ddp, make=make: trained(data, ddp, lambda: Learned(make))
     for name, make in {
         'batch_norm_by_hand': BatchNormByHand,
         'squeeze_and_excite': SqueezeAndExcite,
         'soft_clusters': SoftClusters,
+        'other_kernels': OtherKernels,
     }.items()
 }
 
@@ -151,6 +187,16 @@ class Pooled(Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, *batch: Tensor) -> Tensor:
         return self.lin(self.pool(self.conv(x, edge_index).tanh(), *batch))
+
+
+def of_segments(h: Tensor, batch: Tensor) -> Tensor:
+    alpha = segment_softmax(h[:, :1], batch, num_nodes=3)
+    return torch.zeros(3, 8, dtype=h.dtype).index_add(0, batch, alpha * h)
+
+
+def of_a_dense_batch(h: Tensor) -> Tensor:
+    h, mask = to_dense_batch(h)
+    return (h * mask.unsqueeze(-1)).sum(dim=1) / mask.sum()
 
 
 class Aggregations(Module):
@@ -172,11 +218,14 @@ class OfColumns(Module):
 
 
 POOLS: dict[str, tuple[Callable[[], Callable[..., Tensor]], int, str]] = {
+    'mean_pool_without_batch': (lambda: lambda h: global_mean_pool(h, None), 8, ''),
     'pooled_back_to_nodes': (lambda: lambda h, b: h - global_mean_pool(h, b)[b], 8, 'classes'),
     'attentional_aggregation': (lambda: AttentionalAggregation(mlp(8, 4, 1)), 8, ''),
     'set_to_set': (lambda: Set2Set(8, processing_steps=2), 16, 'zeros'),
     'several_aggregations': (OfColumns, 32, ''),
     'aggregations_by_class': (Aggregations, 16, 'classes'),
+    'softmax_of_segments': (lambda: of_segments, 8, 'classes'),
+    'dense_batch': (lambda: of_a_dense_batch, 8, ''),
 }
 
 
@@ -219,6 +268,22 @@ def sag_pooling(data: Data, ddp: Ddp) -> Results:
     return of_pool(data, ddp, lambda: PooledTwice(SAGPooling(8, ratio=0.6, GNN=GCNConv)))
 
 
+def degree_scalers(data: Data, ddp: Ddp) -> Results:
+    """PNA by hand: amplified by the logarithm of a degree against its mean over all nodes."""
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.lin = GCNConv(6, 8), Linear(8, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            log = (degree(edge_index[1], x.size(0), dtype=x.dtype) + 1).log()
+            scale = (log / log.mean()).view(-1, 1)
+            return self.lin(scale * self.conv(x, edge_index).tanh())
+
+    return trained(data, ddp, Model)
+
+
 def pooled_by_columns_and_normed(data: Data, ddp: Ddp) -> Results:
     """A readout goes back to its nodes; the number of graphs is not given."""
 
@@ -247,6 +312,15 @@ class Normed(Module):
     def forward(self, x: Tensor, edge_index: Tensor, *batch: Tensor) -> Tensor:
         x = self.norm(self.conv1(x, edge_index), *batch).relu()
         return self.conv2(x, edge_index)
+
+
+class Functional(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, training=True)
+
+
+def functional_batch_norm(data: Data, ddp: Ddp) -> Results:
+    return trained(data, ddp, lambda: Normed(Functional()))
 
 
 def frozen_batch_norm(data: Data, ddp: Ddp) -> Results:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -81,6 +83,16 @@ def clipped_and_accumulated(data: Data, ddp: Ddp) -> Results:
     return {'norms': norms, 'weights': weights(model)}
 
 
+def accumulated_without_sync(data: Data, ddp: Ddp) -> Results:
+    """no_sync where the wrapper has it; the last of three backwards is a usual one."""
+    model = model_of(ddp)
+    for step in range(3):
+        quiet = step < 2 and hasattr(model, 'no_sync')
+        with model.no_sync() if quiet else nullcontext():
+            (supervised(model(data.x * (1 + 0.1 * step), data.edge_index), data) / 3).backward()
+    return {name: p.grad for name, p in inner(model).named_parameters()}
+
+
 def backward_twice(data: Data, ddp: Ddp) -> Results:
     """One forward, two losses, the graph is kept; a retained gradient, and hooks of rows."""
     model, seen = model_of(ddp), []
@@ -99,6 +111,23 @@ def backward_twice(data: Data, ddp: Ddp) -> Results:
     return grads | {'seen': seen, 'hidden': hidden.grad}
 
 
+def groups_of_parameters(data: Data, ddp: Ddp) -> Results:
+    """Weight decay for layers, none for norms; the rate falls."""
+    model = model_of(ddp, attentive)
+    decay, plain = [], []
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            (plain if isinstance(module, BatchNorm1d) else decay).append(parameter)
+    optimizer = torch.optim.AdamW(
+        [{'params': decay, 'weight_decay': 0.1}, {'params': plain, 'lr': 0.05}], lr=0.01, eps=1e-3
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    losses = steps(data, model, optimizer)
+    scheduler.step()
+    losses += steps(data, model, optimizer)
+    return {'sizes': [len(decay), len(plain)], 'losses': losses, 'w': weights(model)}
+
+
 def averaged_weights(data: Data, ddp: Ddp) -> Results:
     model = model_of(ddp)
     averaged = AveragedModel(model)
@@ -110,6 +139,18 @@ def averaged_weights(data: Data, ddp: Ddp) -> Results:
         ema.update_parameters(inner(model))
     out = averaged(data.x, data.edge_index).detach()
     return {'out': out, 'ema': weights(ema.module)}
+
+
+def copies_of_models(data: Data, ddp: Ddp) -> Results:
+    """A copy of the model, and of its state, restored at the end by load_state_dict."""
+    model = model_of(ddp)
+    best, other = copy.deepcopy(model.state_dict()), copy.deepcopy(model)
+    losses = steps(data, other, torch.optim.SGD(other.parameters(), lr=0.5))
+    steps(data, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    trained = model(data.x, data.edge_index).detach()
+    model.load_state_dict(best)
+    restored = model(data.x, data.edge_index).detach()
+    return {'losses': losses, 'trained': trained, 'restored': restored, 'other': weights(other)}
 
 
 def statistics_after_warming_up(data: Data, ddp: Ddp) -> Results:
@@ -126,6 +167,21 @@ def statistics_after_warming_up(data: Data, ddp: Ddp) -> Results:
     model.eval()
     losses += descend(lambda: loss_of(model, data), model, 0.02)
     return {'losses': losses, 'weights': weights(model)}
+
+
+def temperature_outside_of_the_model(data: Data, ddp: Ddp) -> Results:
+    """Calibration: the model is frozen, one number learns on the validation nodes."""
+    model = model_of(ddp).eval()
+    temperature = Parameter(torch.ones(1, dtype=torch.double) * 1.5)
+    with torch.inference_mode():
+        entropy = model(data.x, data.edge_index).softmax(-1).log().mean().item()
+    with torch.no_grad():
+        logits = model(data.x, data.edge_index)
+
+    def loss() -> Tensor:
+        return F.cross_entropy(logits[data.val_mask] / temperature, data.y[data.val_mask])
+
+    return {'losses': descend(loss, [temperature], 0.5), 't': temperature, 'entropy': entropy}
 
 
 # Several models
@@ -228,6 +284,27 @@ def grad_beside_backward(data: Data, ddp: Ddp) -> Results:
     asked = torch.autograd.grad(loss_of(model, data) * 3, parameters)
     loss_of(model, data).backward()
     return {'first': first, 'asked': asked, 'grads': [p.grad for p in parameters]}
+
+
+def fisher_by_squares(data: Data, ddp: Ddp) -> Results:
+    """EWC: squares of gradients of a first task keep the weights of a second one."""
+    model = model_of(ddp)
+    first, second = data.train_mask & (data.y < 1), data.train_mask & (data.y >= 1)
+
+    def of(mask: Tensor) -> Tensor:
+        return F.cross_entropy(model(data.x, data.edge_index)[mask], data.y[mask])
+
+    losses = descend(lambda: of(first), model)
+    model.zero_grad()
+    of(first).backward()
+    fisher = {n: p.grad.detach() ** 2 for n, p in model.named_parameters()}
+    old = {n: p.detach().clone() for n, p in model.named_parameters()}
+
+    def kept() -> Tensor:
+        return sum((fisher[n] * (p - old[n]) ** 2).sum() for n, p in model.named_parameters())
+
+    losses += descend(lambda: of(second) + 100 * kept(), model)
+    return {'losses': losses, 'weights': weights(model)}
 
 
 def hooks_of_modules_and_parameters(data: Data, ddp: Ddp) -> Results:

@@ -12,7 +12,7 @@ from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, Paramet
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, MessagePassing
 from torch_geometric.nn.inits import glorot
-from torch_geometric.utils import add_self_loops, degree, scatter, softmax
+from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
 
 
 class Conv(MessagePassing):
@@ -41,6 +41,34 @@ class Tutorial(Conv):
 
     def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
         return norm.view(-1, 1) * x_j
+
+
+class TutorialTurned(Tutorial):
+    """Target to source, the loops there were are taken out."""
+
+    def __init__(self) -> None:
+        super().__init__(flow='target_to_source')
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        edge_index, _ = remove_self_loops(edge_index)
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        row, col = edge_index
+        norm = degree(row, x.size(0), dtype=x.dtype).pow(-0.5)
+        norm[norm == float('inf')] = 0
+        return self.propagate(edge_index, x=self.lin(x), norm=norm[row] * norm[col])
+
+
+class Centred(Conv):
+    """Statistics of all nodes before, after and in the update."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        h = F.normalize(self.lin(x), dim=-1)
+        out = self.propagate(edge_index, x=h - h.mean(0)) + h.mean(dim=0)
+        return out / degree(edge_index[1], x.size(0)).clamp(min=1).sqrt().view(-1, 1)
+
+    def update(self, aggr_out: Tensor, x: Tensor) -> Tensor:
+        out = aggr_out / aggr_out.abs().max() + x
+        return (out - out.mean(dim=0)) / (out.std(dim=0) + 1e-5)
 
 
 class NormedUpdater(Conv):
@@ -97,6 +125,14 @@ class ReadsTables(Conv):
         return x_j * table[kind] + level[kind].view(-1, 1)
 
 
+class ReadsEdges(Conv):
+    """Weights by the ids of both ends, and by the size that PyG gives."""
+
+    def message(self, x_j: Tensor, edge_index: Tensor, size: list[int | None]) -> Tensor:
+        weight = (edge_index[0] * 3 + edge_index[1]).double().view(-1, 1).sin()
+        return x_j * weight / (size[0] or 1)
+
+
 class OwnAggregate(Conv):
     """Softmax with a temperature, mean and deviation, torch's own scatter_reduce."""
 
@@ -119,6 +155,15 @@ class OwnAggregate(Conv):
         return self.post(aggr_out)
 
 
+class AggregateOfAll(Conv):
+    """The aggregation subtracts its mean over nodes, divides by a degree of the whole graph."""
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
+        out = scatter(inputs, index, 0, dim_size, reduce='sum')
+        deg = degree(index, dim_size, dtype=inputs.dtype)
+        return (out - out.mean(dim=0)) / deg.mean()
+
+
 class GivesADict(Conv):
     """And a number of all nodes."""
 
@@ -136,6 +181,22 @@ class GivesADict(Conv):
     def update(self, aggr_out: Tensor, x0: Tensor) -> Any:
         gate = self.gate(torch.cat([aggr_out, x0], dim=-1)).sigmoid()
         return {'out': aggr_out, 'gate': gate}, aggr_out.norm() + 1
+
+
+class RunningDegrees(Conv):
+    """A buffer that forward of the conv keeps in training, as PNA's authors have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer('mean_degree', torch.ones(1))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        deg = degree(edge_index[1], x.size(0), dtype=x.dtype)
+        if self.training:
+            with torch.no_grad():
+                self.mean_degree.mul_(0.9).add_(0.1 * (deg + 1).log().mean())
+        scale = (deg + 1).log() / self.mean_degree
+        return self.propagate(edge_index, x=self.lin(x)) * scale.view(-1, 1)
 
 
 class Outer(Conv):
@@ -184,11 +245,16 @@ class LargestOfBags(Conv):
 
 CONVS: list[type[Module]] = [
     Tutorial,
+    TutorialTurned,
+    Centred,
     NormedUpdater,
     BothIndices,
     ReadsTables,
+    ReadsEdges,
     OwnAggregate,
+    AggregateOfAll,
     GivesADict,
+    RunningDegrees,
     Outer,
     Crystal,
     LargestOfBags,
