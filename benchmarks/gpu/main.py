@@ -264,20 +264,22 @@ def _deterministic(run: Callable[[], list[Tensor]]) -> str:
 
 def render(report: dict[str, Any]) -> dict[str, str]:
     rows = report['rows']
-    trainings, layers = [], []
+    trainings: list[list[str]] = []
+    layers: dict[tuple[str, ...], list[str]] = {}  # parts, of equal lines
     for r in rows:
         if r['kind'] == 'training':
             mib = [f'{r[key]:,.0f}' for key in ('peak_mib', 'resident_mib')]
             times = show(r['seconds'], 2, 1000), show(r['of_plain'])
-            loss = f'{r["loss_difference"]:.0e}'
-            trainings.append([r['model'], r['variant'], *times, *mib, loss])
+            trainings.append([r['model'], r['variant'], *times, *mib])
         elif r['kind'] == 'layer':
-            where = ', '.join(f'{n} {at}' for at, n in r['waits'].items()) or 'none'
             changes = [key for key, same in r['repeats'].items() if not same]
             repeats = ', '.join(changes) or 'nothing'
-            layers.append([r['conv'], r['path'], r['parts'], where, repeats, r['deterministic']])
-    header = ['model', 'variant', 'ms per epoch', 'of plain', 'peak MiB', 'kept MiB', 'loss off']
-    names = ['layer', 'path', 'parts', 'waits', 'differs from run to run', 'deterministic']
+            waits = str(sum(r['waits'].values()))
+            line = r['conv'], r['path'], waits, repeats, r['deterministic']
+            layers.setdefault(line, []).append(str(r['parts']))
+    header = ['model', 'variant', 'ms per epoch', 'of plain', 'peak MiB', 'kept MiB']
+    names = ['layer', 'path', 'waits', 'differs from run to run', 'deterministic', 'parts']
+    lines = [[*line, ' and '.join(parts)] for line, parts in layers.items()]
     errors = [f'{r["model"]}, {r["variant"]}: {r["error"]}' for r in rows if r['kind'] == 'error']
     gpu = next(f'{r["gpu"]}, CUDA {r["cuda"]}.' for r in rows if r['kind'] == 'machine')
     travel = [
@@ -287,7 +289,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         for i, o in enumerate(r.get('overlap', []))
     ]
     head = '\n\n'.join([gpu, *errors, *travel])
-    return {'table': f'{head}\n\n{table(header, trainings)}', 'layers': table(names, layers)}
+    return {'table': f'{head}\n\n{table(header, trainings)}', 'layers': table(names, lines)}
 
 
 if __name__ == '__main__':
