@@ -43,15 +43,15 @@ _HEAD = """\
 
 What PyG's own examples and benchmarks do on pyg_sar. `make published CHECKOUT=FOLDER` takes the
 scripts from a checkout of PyG and changes the lines that [porting](porting.md) names. Each runs
-with plain PyG, with pyg_sar on one process that holds 3 parts, and on 3 ranks (gloo); if the promised
-lines are refused, again with the lines that the message asks for.
+with plain PyG, with pyg_sar on one process that holds 3 parts, and on 3 ranks (gloo); if the
+promised lines are refused, again with the lines that the message asks for.
 
 After every step of every optimizer each parameter and gradient is compared with plain PyG's, on all
 ranks, and at the end every printed number, except times. Both must be equal to 1e-9 of the largest
 entry of a tensor; a gradient that is zero but for rounding (below 1e-13) to 1e-9 of the largest
-entry of all parameters. PyG {pyg} with its scripts of {revision}, torch {torch}. The graph is a small
-synthetic one under the dataset's name (60 to 240 nodes, uneven random parts), in double precision,
-without dropout, with few epochs and small widths.
+entry of all parameters. PyG {pyg} with its scripts of {revision}, torch {torch}. The graph is a
+small synthetic one under the dataset's name (60 to 240 nodes, uneven random parts), in double
+precision, without dropout, with few epochs and small widths.
 """
 
 _MEANINGS = {
@@ -197,7 +197,7 @@ def page(facts: dict[str, Any]) -> str:
         *(f'| *{kind}* | {counts[kind]} | {meaning} |' for kind, meaning in _MEANINGS.items()),
         '',
         'All programs, with the steps, printed lines and new lines of each:',
-        '`tools/published/results.json`. Those that are not exact by the promised lines alone:',
+        '`tools/published/results.json`. Programs that are not exact by the promised lines alone:',
         '',
         '| programs (more lines) | why |',
         '|---|---|',
