@@ -24,7 +24,7 @@ from convs import CONVS, WITHOUT_KERNELS, cut, graph_file  # noqa: E402
 from measured_training import num_cores  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
 from process_memory import PeakMemory  # noqa: E402
-from report import Benchmark, Row, ratios, show, show_mib, summary, table  # noqa: E402
+from report import Benchmark, Row, ratios, show, summary, table  # noqa: E402
 from team import Team, slowest, take_turns  # noqa: E402
 from torch import Tensor  # noqa: E402
 from tqdm import tqdm  # noqa: E402
@@ -165,19 +165,16 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     measured = [row for row in report['rows'] if 'variants' in row]
     lines = []
     for row in measured:
-        plain, *ours = row['variants']
+        ours = row['variants'][1:]
         lines.append(
             [
                 row['conv'],
-                show(plain['cpu_seconds']),
                 *(show(r['cpu_of_plain']) for r in ours),
-                show_mib(plain['peak_bytes']),
                 *('' if r['peak_of_plain'] is None else f'{r["peak_of_plain"]:.2f}' for r in ours),
             ]
         )
     counts = [r['processes'] for r in measured[0]['variants'][1:]] if measured else []
-    header = ['conv', 'plain, CPU s', *(f'{count} of it' for count in counts)]
-    header += ['plain, MiB', *(f'{count} of it' for count in counts)]
+    header = ['conv', *(f'{what}, {n}' for what in ('CPU s', 'MiB') for n in counts)]
     out = [f'{r["conv"]} ({r["left_out"]})' for r in report['rows'] if 'left_out' in r]
     left_out = f'\n\nLeft out: {", ".join(out)}.' if out else ''
     known = {row['conv'] for row in report['rows']}

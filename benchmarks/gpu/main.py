@@ -268,16 +268,16 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     layers: dict[tuple[str, ...], list[str]] = {}  # parts, of equal lines
     for r in rows:
         if r['kind'] == 'training':
-            mib = [f'{r[key]:,.0f}' for key in ('peak_mib', 'resident_mib')]
+            mib = f'{r["peak_mib"]:,.0f}'
             times = show(r['seconds'], 2, 1000), show(r['of_plain'])
-            trainings.append([r['model'], r['variant'], *times, *mib])
+            trainings.append([r['model'], r['variant'], *times, mib])
         elif r['kind'] == 'layer':
             changes = [key for key, same in r['repeats'].items() if not same]
             repeats = ', '.join(changes) or 'nothing'
             waits = str(sum(r['waits'].values()))
             line = r['conv'], r['path'], waits, repeats, r['deterministic']
             layers.setdefault(line, []).append(str(r['parts']))
-    header = ['model', 'variant', 'ms per epoch', 'of plain', 'peak MiB', 'kept MiB']
+    header = ['model', 'variant', 'ms per epoch', 'of plain', 'peak MiB']
     names = ['layer', 'path', 'waits', 'differs from run to run', 'deterministic', 'parts']
     lines = [[*line, ' and '.join(parts)] for line, parts in layers.items()]
     errors = [f'{r["model"]}, {r["variant"]}: {r["error"]}' for r in rows if r['kind'] == 'error']

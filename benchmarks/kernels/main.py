@@ -129,7 +129,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         for r in rows
         if (r['parts'], r['threads'], r['features']) == (parts, threads, features)
     ]
-    header = ['job', 'direction', 'kernel', 'ms', 'of the first peer', 'CSR of that', 'of triad']
+    header = ['job', 'direction', 'kernel', 'ms', 'of the first peer', 'CSR, of it', 'of triad']
     limits = []
     for count in sorted({r['threads'] for r in rows}):
         of = [r for r in rows if r['threads'] == count]

@@ -237,23 +237,14 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         'autocast': table(of_epochs, trained),
         'table': f'`{rows[0]["graph"]}`: {show_size(rows[0])}.\n\n{table(header, lines)}',
         'beside': table(['model', 'quiet, s', 'beside busy loops, s', 'of quiet'], beside),
-        'rates': _rate_tables(epochs),
+        'rates': _rates(epochs),
     }
 
 
-def _rate_tables(epochs: list[Row]) -> str:
-    """One table for all models: what they share is the best that was measured with any."""
+def _rates(epochs: list[Row]) -> str:
+    """The best that was measured with any model; products stand in results.json by shape."""
     best = [max(r['rates'][k] for r in epochs) / 1e9 for k in ('triad', 'exponentials')]
-    lines = [
-        [f'{p["width"]} to {p["columns"]}', *(f'{p[kind] / 1e9:,.0f}' for kind in PRODUCTS)]
-        for r in epochs
-        for p in r['rates']['products']
-    ]
-    header = ['linear layer', 'forward', 'gradient of the weight', 'gradient of the input']
-    return (
-        f'Triad {best[0]:.1f} GB/s, {best[1]:.2f} billion exponentials a second; products in '
-        f'GFLOP/s:\n\n{table(header, lines)}'
-    )
+    return f'Triad {best[0]:.1f} GB/s, {best[1]:.2f} billion exponentials a second.'
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

@@ -128,7 +128,7 @@ def _of_all(runs: list[Row]) -> Row:
 
 
 def render(report: Row) -> dict[str, str]:
-    header = ['program', '`memory`', 'peak MiB', 's per epoch', 'CPU s', 'GB written', 'GB read']
+    header = ['program', '`memory`', 'peak MiB', 's per epoch', 'GB written', 'GB read']
     blocks = []
     for name, group in groupby(report['rows'], lambda row: row['workload']):
         rows = list(group)
@@ -150,14 +150,13 @@ def _title(name: str, row: Row) -> str:
 
 def _line(row: Row) -> list[str]:
     if 'limit' in row:
-        return [row['variant'], '', f'more than {row["limit"] / 2**20:,.0f}', *[''] * 4]
+        return [row['variant'], '', f'more than {row["limit"] / 2**20:,.0f}', *[''] * 3]
     is_in_turn = 'tensors_peak' in row
     return [
         row['variant'],
         row['memory'],
         f'{row["peak"] / 2**20:,.0f}',
         f'{row["seconds"]:.2f}',
-        f'{row["cpu_seconds"]:.2f}',
         *(f'{row[key] / 1e9:.2f}' if is_in_turn else '' for key in ('written', 'read')),
     ]
 
