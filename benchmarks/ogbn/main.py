@@ -26,7 +26,7 @@ from metrics import mean_roc_auc  # noqa: E402
 from models import inputs, make_model  # noqa: E402
 from plots import COLORS, panels, save  # noqa: E402
 from process_memory import PeakMemory  # noqa: E402
-from report import Benchmark, Row, show_mib, show_size, summary, table  # noqa: E402
+from report import Benchmark, Row, show_size, table  # noqa: E402
 from team import Team, slowest  # noqa: E402
 from torch_geometric.data import HeteroData  # noqa: E402
 
@@ -179,7 +179,7 @@ def _best(row: Row) -> int:
 
 
 def render(report: dict[str, Any]) -> dict[str, str]:
-    header = ['dataset', 'graph', 'variant', 'processes', 'metric', 'val', 'test', 's per epoch']
+    header = ['dataset', 'graph', 'variant', 'processes', 'last loss', 'metric', 'val', 'test']
     lines = []
     for r in report['rows']:
         best = _best(r)
@@ -189,14 +189,13 @@ def render(report: dict[str, Any]) -> dict[str, str]:
                 show_size(r),
                 r['variant'],
                 r['processes'],
+                f'{r["loss"][-1]:.5f}',
                 r['metric'],
                 f'{r["val"][best]:.4f}',
                 f'{r["test"][best]:.4f}',
-                f'{summary(r["seconds"][1:] or r["seconds"])["median"]:.3f}',
-                show_mib(r['peak_bytes']),
             ]
         )
-    return {'table': table([*header, 'peak MiB'], lines)}
+    return {'table': table(header, lines)}
 
 
 def settings() -> str:
