@@ -138,7 +138,8 @@ def render(report: dict[str, Any]) -> dict[str, str]:
                     *(show_mib(r['peak_bytes']) if r else '' for r in found),
                 ]
             )
-        header = [f'{what}, {n}' for what in ('s', 'of plain', 'MiB') for n in ranks]
+        names = [[f'{what}, {ranks[0]}', *ranks[1:]] for what in ('s', 'of plain', 'MiB')]
+        header = [str(name) for group in names for name in group]
         r = next(iter(of.values()))
         name = {'sage': 'GraphSAGE (mean)', 'gat': 'GAT, 4 heads'}[model]
         blocks.append(
