@@ -181,8 +181,8 @@ def fill(text: str, blocks: dict[str, str]) -> str:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in Markdown."""
-    lines = [list(header), ['---'] * len(header), *([str(cell) for cell in row] for row in rows)]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+    head, *lines = [f'| {" | ".join(map(str, line))} |' for line in (header, *rows)]
+    return '\n'.join([head, '|' + '---|' * len(header), *lines])
 
 
 def summary(values: Iterable[float]) -> dict[str, float]:

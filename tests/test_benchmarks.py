@@ -175,8 +175,8 @@ def test_a_run_keeps_the_reports_of_other_processors(
         benchmark.main()
         return (tmp_path / 'README.md').read_text()
 
-    head = 'All:\n\n| processor | s |\n| --- | --- |\n'
-    assert 'All:\n\n| s |\n| --- |\n| 1 |\n<' in run('a', 1)
+    head = 'All:\n\n| processor | s |\n|---|---|\n'
+    assert 'All:\n\n| s |\n|---|\n| 1 |\n<' in run('a', 1)
     assert f'{head}| b | 2 |\n| a | 1 |\n<' in run('b', 2)
     text = run('a', 3)
     assert f'{head}| a | 3 |\n| b | 2 |\n<' in text
@@ -193,7 +193,7 @@ def test_a_run_keeps_the_reports_of_other_processors(
 
 def test_tables_that_differ_stand_one_after_another(load) -> None:
     together = load('.', 'processors').together
-    first, second = (f'{n} cores:\n\n| s |\n| --- |\n| 1 |' for n in (2, 4))
+    first, second = (f'{n} cores:\n\n| s |\n|---|\n| 1 |' for n in (2, 4))
     assert together([first, second]) == f'{first}\n\n{second}'
     assert together(['', first]) == first
 

@@ -133,12 +133,11 @@ def render(report: dict[str, Any]) -> dict[str, str]:
             lines.append(
                 [
                     f'`{variant}`' if variant in MODES else variant,
-                    *(show(r['seconds']) if r else '' for r in found),
                     *(show(r['of_plain']) if r else '' for r in found),
                     *(show_mib(r['peak_bytes']) if r else '' for r in found),
                 ]
             )
-        names = [[f'{what}, {ranks[0]}', *ranks[1:]] for what in ('s', 'of plain', 'MiB')]
+        names = [[f'{what}, {ranks[0]}', *ranks[1:]] for what in ('of plain', 'MiB')]
         header = [str(name) for group in names for name in group]
         r = next(iter(of.values()))
         name = {'sage': 'GraphSAGE (mean)', 'gat': 'GAT, 4 heads'}[model]

@@ -265,7 +265,7 @@ def _deterministic(run: Callable[[], list[Tensor]]) -> str:
 def render(report: dict[str, Any]) -> dict[str, str]:
     rows = report['rows']
     trainings: list[list[str]] = []
-    layers: dict[tuple[str, ...], list[str]] = {}  # parts, of equal lines
+    layers: dict[tuple[str, ...], None] = {}  # those of several parts are mostly equal
     for r in rows:
         if r['kind'] == 'training':
             mib = f'{r["peak_mib"]:,.0f}'
@@ -276,10 +276,9 @@ def render(report: dict[str, Any]) -> dict[str, str]:
             repeats = ', '.join(changes) or 'nothing'
             waits = str(sum(r['waits'].values()))
             line = r['conv'], r['path'], waits, repeats, r['deterministic']
-            layers.setdefault(line, []).append(str(r['parts']))
+            layers[line] = None
     header = ['model', 'variant', 'ms per epoch', 'of plain', 'peak MiB']
-    names = ['layer', 'path', 'waits', 'differs from run to run', 'deterministic', 'parts']
-    lines = [[*line, ' and '.join(parts)] for line, parts in layers.items()]
+    names = ['layer', 'path', 'waits', 'differs from run to run', 'deterministic']
     errors = [f'{r["model"]}, {r["variant"]}: {r["error"]}' for r in rows if r['kind'] == 'error']
     gpu = next(f'{r["gpu"]}, CUDA {r["cuda"]}.' for r in rows if r['kind'] == 'machine')
     travel = [
@@ -289,7 +288,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         for i, o in enumerate(r.get('overlap', []))
     ]
     head = '\n\n'.join([gpu, *errors, *travel])
-    return {'table': f'{head}\n\n{table(header, trainings)}', 'layers': table(names, lines)}
+    return {'table': f'{head}\n\n{table(header, trainings)}', 'layers': table(names, layers)}
 
 
 if __name__ == '__main__':

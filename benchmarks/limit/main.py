@@ -43,7 +43,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 MACHINE, EPOCH, BESIDE = 'machine', 'epoch', 'epoch beside others'
 AUTOCAST = 'epoch under autocast'
-NAMES = {'sage': 'GraphSAGE, hidden 256', 'gat': 'GAT, 4 heads of 32'}
+NAMES = {'sage': 'GraphSAGE', 'gat': 'GAT'}
 
 
 def layer(*, source: str, number: int, make: dict[str, Any]) -> Iterator[dict[str, Any]]:
