@@ -42,8 +42,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     ('py:.*', r'(?!pyg_sar\b).*'),  # other libraries: no inventory at hand
     ('py:mod', '.*'),  # rooms that are not public
-    ('py:class', r'pyg_sar\.(partition\.memmap\..*|nn\.wrap\.Model)'),
-    ('py:class', r'pyg_sar\.(loader\.arguments\.LoaderOptions|rows\.edges\.EdgeIndex)'),
+    (
+        'py:class',
+        r'pyg_sar\.(loader\.arguments\.LoaderOptions|rows\.edges\.EdgeIndex|partition\.memmap\..*)',
+    ),
 ]
 
 nb_execution_mode = 'off'  # a test runs the notebook; the page shows its saved output
