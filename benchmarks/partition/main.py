@@ -83,21 +83,8 @@ def render(report: Row) -> dict[str, str]:
         )
         for r in rows
     ]
-    phases = [
-        (
-            r['graph'],
-            *(
-                f'{found["seconds"]:.1f} s, {found["peak_bytes"] / GB:.2f} GB'
-                if (found := r['phases'].get(phase))
-                else ''
-                for phase in PHASES
-            ),
-        )
-        for r in rows
-    ]
     return {
         'table': table(header, sizes),
-        'phases': table(['graph', *PHASES], phases),
         'papers': _papers(rows),
     }
 
