@@ -23,7 +23,7 @@ endif
 .DEFAULT_GOAL := help
 BENCHMARKS := attention kernels convs limit epoch start scaling accuracy sampling ogbn partition network one_machine
 
-.PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops published errors golden fuzz fuzz-sequences bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops published golden fuzz fuzz-sequences bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -76,9 +76,6 @@ ops: $(INSTALLED)  ## run every function of torch on rows and write docs/ops.md
 
 published: $(INSTALLED)  ## run the scripts of a checkout of PyG, CHECKOUT=FOLDER, and write docs/published.md
 	@$(BIN)/python tools/published/main.py $(CHECKOUT) --out docs/published.md $(ARGS)
-
-errors: $(INSTALLED)  ## list the messages of all errors in docs/errors.md
-	@$(BIN)/python tools/list_errors.py
 
 golden: $(INSTALLED)  ## write the losses of small trainings that tests compare with
 	@PYTHONPATH=tests $(BIN)/python tests/golden/golden_runs.py

@@ -82,5 +82,5 @@ def _head(paragraph: str) -> str:
 
 def _with_column(table: str, name: str) -> str:
     header, rule, *rows = table.split('\n')
-    lines = [f'| processor {header}', f'| --- {rule}', *(f'| {name} {row}' for row in rows)]
+    lines = [f'| processor {header}', f'|---{rule}', *(f'| {name} {row}' for row in rows)]
     return '\n'.join(lines)

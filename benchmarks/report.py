@@ -4,7 +4,9 @@ A README holds no figure of its own. Between ``<!-- NAME -->`` and ``<!-- /NAME 
 the benchmark renders from results.json, after every run or with ``--render``.
 
 results.json is a list with a report of every processor, the newest first. A run replaces the report
-of its own processor. Tables have the rows of all; a picture is that of the first.
+of its own processor. Tables have the rows of all, and a column for the processor where there are
+several; a picture is that of the first. Of repeated measurements tables have the median;
+results.json has the smallest and the largest as well.
 """
 
 from __future__ import annotations
@@ -90,16 +92,13 @@ class Benchmark:
 
     def _render(self, reports: list[dict[str, Any]]) -> dict[str, str]:
         """The tables of all reports, and where they were measured."""
-        of_each = [
-            {
-                **{
-                    name: with_processor(block, processor_of(report))
-                    for name, block in self.render(report).items()
-                },
-                'environment': _environment_line(report),
-            }
-            for report in reports
-        ]
+        of_each = []
+        for report in reports:
+            blocks = self.render(report)
+            if len(reports) > 1:
+                name = processor_of(report)
+                blocks = {key: with_processor(block, name) for key, block in blocks.items()}
+            of_each.append({**blocks, 'environment': _environment_line(report)})
         return {name: together([of[name] for of in of_each]) for name in of_each[0]}
 
     def _write_readme(self, reports: list[dict[str, Any]], out: Path) -> None:
@@ -182,8 +181,8 @@ def fill(text: str, blocks: dict[str, str]) -> str:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in Markdown."""
-    lines = [list(header), ['---'] * len(header), *([str(cell) for cell in row] for row in rows)]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+    head, *lines = [f'| {" | ".join(map(str, line))} |' for line in (header, *rows)]
+    return '\n'.join([head, '|' + '---|' * len(header), *lines])
 
 
 def summary(values: Iterable[float]) -> dict[str, float]:
@@ -203,9 +202,8 @@ def ratios(values: Sequence[float], peer: Sequence[float]) -> dict[str, float]:
 
 
 def show(found: dict[str, float], digits: int = 2, scale: float = 1) -> str:
-    """A summary as text, such as ``0.51 (0.48 to 0.60)``."""
-    low, mid, high = (f'{found[k] * scale:,.{digits}f}' for k in ('min', 'median', 'max'))
-    return f'{mid} ({low} to {high})'
+    """The median of a summary."""
+    return f'{found["median"] * scale:,.{digits}f}'
 
 
 def show_size(row: Row) -> str:
@@ -213,8 +211,8 @@ def show_size(row: Row) -> str:
 
 
 def show_mib(values: Sequence[float]) -> str:
-    """The largest of the ranks, and their mean in parentheses."""
-    return f'{max(values) / 2**20:,.0f} ({statistics.mean(values) / 2**20:,.0f})'
+    """The largest of the ranks."""
+    return f'{max(values) / 2**20:,.0f}'
 
 
 def show_ranks(count: int) -> str:
@@ -245,11 +243,10 @@ def _environment_line(report: dict[str, Any]) -> str:
     e = report['environment']
     others = [f'numba {e["numba"]}'] if e.get('numba') else []
     others += [f'{library} preloaded' for library in e.get('preloaded', ())]
-    others += ['gloo on loopback']
+    size = '' if report['size'] == 'full' else f' The {report["size"]} form.'
     return (
-        f'Processor: {processor_of(report)}; {e["cores"]} cores ({e["machine"]}), '
-        f'{e["memory_gib"]} GiB, {e["system"]}, {e["libc"]}, '
-        f'Python {e["python"]}, torch {e["torch"]}, torch_geometric {e["torch_geometric"]}, '
-        f'{", ".join(others)}. Load of the last minute: {e["load_at_start"]:.1f} before, '
-        f'{e["load_at_end"]:.1f} at the end (the benchmark included). Form: {report["size"]}.'
+        f'Processor: {processor_of(report)}; {e["cores"]} cores, {e["memory_gib"]} GiB, '
+        f'{e["system"]}, {e["libc"]}, Python {e["python"]}, torch {e["torch"]}, '
+        f'torch_geometric {e["torch_geometric"]}{"".join(f", {other}" for other in others)}. '
+        f'Load: {e["load_at_start"]:.1f} before, {e["load_at_end"]:.1f} at the end.{size}'
     )

@@ -28,10 +28,11 @@ include_patterns = [
     'examples/*/README.md',
     'CONTRIBUTING.md',
     'CHANGELOG.md',
+    'examples/tutorial.ipynb',
 ]
 exclude_patterns = ['.*', 'build', 'parts', 'benchmarks/.*']
 extensions = [
-    'myst_parser',
+    'myst_nb',  # myst_parser, and notebooks as pages
     'sphinx.ext.autodoc',
     'sphinx.ext.napoleon',
     'sphinx.ext.viewcode',
@@ -47,6 +48,7 @@ nitpick_ignore_regex = [
     ),
 ]
 
+nb_execution_mode = 'off'  # a test runs the notebook; the page shows its saved output
 myst_heading_anchors = 4
 myst_enable_extensions = ['colon_fence', 'attrs_inline']
 

@@ -68,7 +68,7 @@ def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
     readme = (tmp_path / 'README.md').read_text()
     assert '![' in readme
     assert 'Not measured yet' not in readme
-    assert f'| {report["environment"]["processor"]} | ' in readme
+    assert f'Processor: {report["environment"]["processor"]};' in readme
     rows = report['rows']
     if name == 'epoch':
         assert {row['variant'] for row in rows} >= {'plain PyG', 'plain PyG, CSR', 'one_shot'}
@@ -139,8 +139,8 @@ def test_a_run_keeps_the_reports_of_other_processors(load, tmp_path, monkeypatch
         benchmark.main()
         return (tmp_path / 'README.md').read_text()
 
-    head = 'All:\n\n| processor | s |\n| --- | --- |\n'
-    assert f'{head}| a | 1 |\n<' in run('a', 1)
+    head = 'All:\n\n| processor | s |\n|---|---|\n'
+    assert 'All:\n\n| s |\n|---|\n| 1 |\n<' in run('a', 1)
     assert f'{head}| b | 2 |\n| a | 1 |\n<' in run('b', 2)
     text = run('a', 3)
     assert f'{head}| a | 3 |\n| b | 2 |\n<' in text
@@ -153,6 +153,13 @@ def test_a_run_keeps_the_reports_of_other_processors(load, tmp_path, monkeypatch
     del reports[1]['environment']['processor']
     (tmp_path / 'results.json').write_text(json.dumps(reports))
     assert f'{head}| a | 4 |\n| not recorded | 2 |\n<' in run('a', 4)
+
+
+def test_tables_that_differ_stand_one_after_another(load) -> None:
+    together = load('.', 'processors').together
+    first, second = (f'{n} cores:\n\n| s |\n|---|\n| 1 |' for n in (2, 4))
+    assert together([first, second]) == f'{first}\n\n{second}'
+    assert together(['', first]) == first
 
 
 def _graph(num_nodes: int, num_edges: int) -> Tensor:

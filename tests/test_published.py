@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 
@@ -11,6 +12,7 @@ from pages import ROOT
 
 sys.path.insert(0, str(ROOT / 'tools' / 'published'))
 
+import main
 from compare import difference
 from record import Record
 from scripts import ChangedError, Script, edited, new_lines, ported, with_saved_graphs
@@ -84,6 +86,11 @@ def test_what_differs_is_told(port: Record, said: str) -> None:
 def test_the_steps_before_an_error_are_compared() -> None:
     assert 'off by' in difference(_record(), Record(_record(2.0).steps, [], error='refused'))
     assert difference(_record(), Record([], [], error='refused')) == ''
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    facts = json.loads((ROOT / 'tools' / 'published' / 'results.json').read_text(encoding='utf-8'))
+    assert (ROOT / 'docs' / 'published.md').read_text(encoding='utf-8') == main.page(facts)
 
 
 def test_the_readme_has_the_counts_of_the_page() -> None:

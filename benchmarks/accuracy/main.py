@@ -208,12 +208,10 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     header = ['variant', 'processes', 'epochs', 's per epoch', 'best val', 'test there']
     target, levels = report['settings']['target'], [level * top for level in LEVELS]
     header += [f's to {level:.4f}' for level in (*levels, target)]
-    first = _seconds_to(rows[0], target)
     lines = []
     for row in rows:
         epoch, best = _best(row)
         reached = [_seconds_to(row, level) for level in (*levels, target)]
-        share = first and reached[-1] and f'{reached[-1] / first:.2f}'
         lines.append(
             [
                 row['variant'] + (f' ({row["sampler"]})' if row['sampler'] else ''),
@@ -223,16 +221,15 @@ def render(report: dict[str, Any]) -> dict[str, str]:
                 f'{best:.4f}',
                 f'{row["test"][epoch]:.4f}',
                 *('never' if seconds is None else f'{seconds:.1f}' for seconds in reached),
-                share or '',
                 show_mib(row['peak_bytes']),
             ]
         )
     shares = ', '.join(f'{level:.0%}' for level in LEVELS)
     head = (
         f'`{rows[0]["graph"]}`: {show_size(rows[0])}. Then seconds of training to {shares} of the '
-        f'best validation accuracy of all, and to {target}; of that, the share of the first row.'
+        f'best validation accuracy of all, and to {target}.'
     )
-    return {'table': f'{head}\n\n{table([*header, "of the first", "peak MiB"], lines)}'}
+    return {'table': f'{head}\n\n{table([*header, "peak MiB"], lines)}'}
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

@@ -205,20 +205,17 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     rows = report['rows']
     lines = [
         [
-            f'{r["model"]}, {r["num_nodes"]:,} nodes' if r['variant'] == PLAIN else '',
+            f'{r["model"]}, {r["num_nodes"]:,} nodes',
             PLAIN if r['variant'] == PLAIN else show_ranks(r['processes']),
             show(r['seconds'], 2),
             show(r['of_plain']),
-            f'{r["cpu_seconds"]:.1f}',
             show_mib(r['peak_bytes']),
-            f'{r["peak_of_plain"]:.2f}',
             f'{r["summed_bytes"] / 1024:,.0f}',
-            f'{r["loss_off"]:.0e}',
         ]
         for r in rows
     ]
-    header = ['model', '', 's per epoch', 'of plain', 'CPU s', 'peak MiB', 'of plain']
-    return {'table': table([*header, 'KiB summed', 'loss off'], lines)}
+    header = ['model', 'on', 's per epoch', 'of plain', 'peak MiB', 'KiB summed']
+    return {'table': table(header, lines)}
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

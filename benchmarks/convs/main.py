@@ -24,7 +24,7 @@ from convs import CONVS, WITHOUT_KERNELS, cut, graph_file  # noqa: E402
 from measured_training import num_cores  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
 from process_memory import PeakMemory  # noqa: E402
-from report import Benchmark, Row, ratios, show, show_mib, summary, table  # noqa: E402
+from report import Benchmark, Row, ratios, show, summary, table  # noqa: E402
 from team import Team, slowest, take_turns  # noqa: E402
 from torch import Tensor  # noqa: E402
 from tqdm import tqdm  # noqa: E402
@@ -162,35 +162,25 @@ def _variants(steps: dict[str, list[list[Row]]]) -> list[Row]:
 
 
 def render(report: dict[str, Any]) -> dict[str, str]:
-    lines = []
     measured = [row for row in report['rows'] if 'variants' in row]
+    lines = []
     for row in measured:
-        for r in row['variants']:
-            is_plain = r['variant'] == PLAIN
-            mark = '' if is_plain else '**'
-            lines.append(
-                [
-                    row['conv'] if is_plain else '',
-                    PLAIN if is_plain else _show_processes(r['processes']),
-                    show(r['cpu_seconds']),
-                    f'{mark}{show(r["cpu_of_plain"])}{mark}',
-                    show(r['seconds']),
-                    show(r['of_plain']),
-                    show_mib(r['peak_bytes']),
-                    f'{r["peak_of_plain"]:.2f}' if r['peak_of_plain'] is not None else '',
-                ]
-            )
-    header = ['conv', 'variant', 'CPU seconds', 'of plain', 'seconds', 'of plain', 'peak MiB']
+        ours = row['variants'][1:]
+        lines.append(
+            [
+                row['conv'],
+                *(show(r['cpu_of_plain']) for r in ours),
+                *('' if r['peak_of_plain'] is None else f'{r["peak_of_plain"]:.2f}' for r in ours),
+            ]
+        )
+    counts = [r['processes'] for r in measured[0]['variants'][1:]] if measured else []
+    header = ['conv', *(f'{what}, {n}' for what in ('CPU s', 'MiB') for n in counts)]
     out = [f'{r["conv"]} ({r["left_out"]})' for r in report['rows'] if 'left_out' in r]
     left_out = f'\n\nLeft out: {", ".join(out)}.' if out else ''
     known = {row['conv'] for row in report['rows']}
     missing = [name for name in (*CONVS, *WITHOUT_KERNELS) if name not in known]
     left_out += f'\n\nNot measured in this run: {", ".join(missing)}.' if missing else ''
-    return {'table': table([*header, 'of plain'], lines) + left_out}
-
-
-def _show_processes(count: int) -> str:
-    return f'{count} process{"es" if count > 1 else ""}'
+    return {'table': table(header, lines) + left_out}
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
@@ -198,7 +188,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure, axes = panels(1, 'CPU seconds of a conv, forward and backward, of plain PyG')
     counts = dict.fromkeys(r['processes'] for row in measured for r in row['variants'][1:])
     series = {
-        _show_processes(count): [
+        f'{count} process{"es" if count > 1 else ""}': [
             next(
                 r['cpu_of_plain']['median'] for r in row['variants'][1:] if r['processes'] == count
             )

@@ -122,37 +122,32 @@ def _figures(found: list[list[Row]], plain: list[list[Row]]) -> Row:
 
 
 def render(report: dict[str, Any]) -> dict[str, str]:
-    rows = report['rows']
+    rows = [r for r in report['rows'] if r['mmap_threshold'] is None]
     blocks = []
     for model in dict.fromkeys(r['model'] for r in rows):
-        of = [r for r in rows if r['model'] == model]
-        default = [r for r in of if r['mmap_threshold'] is None]
-        fixed = {(r['ranks'], r['variant']): r for r in of if r['mmap_threshold'] is not None}
-        header = ['ranks', 'variant', 's per epoch', 'of plain', 'peak MiB', 'of plain', 'loss off']
+        of = {(r['variant'], r['ranks']): r for r in rows if r['model'] == model}
+        ranks = sorted({count for _, count in of})
         lines = []
-        for r in default:
-            line = [
-                r['ranks'] if r['variant'] == PLAIN else '',
-                f'`{r["variant"]}`' if r['variant'] in MODES else r['variant'],
-                show(r['seconds']),
-                show(r['of_plain']),
-                show_mib(r['peak_bytes']),
-                f'{r["peak_of_plain"]:.2f}',
-                f'{r["loss_difference"]:.0e}',
-            ]
-            other = fixed.get((r['ranks'], r['variant']))
-            if fixed:
-                line.append(show_mib(other['peak_bytes']) if other else '')
-            lines.append(line)
-        if fixed:
-            header.append('peak MiB, threshold 1 MiB')
-        r = of[0]
+        for variant in dict.fromkeys(variant for variant, _ in of):
+            found = [of.get((variant, count)) for count in ranks]
+            lines.append(
+                [
+                    f'`{variant}`' if variant in MODES else variant,
+                    *(show(r['of_plain']) if r else '' for r in found),
+                    *(show_mib(r['peak_bytes']) if r else '' for r in found),
+                ]
+            )
+        names = [[f'{what}, {ranks[0]}', *ranks[1:]] for what in ('of plain', 'MiB')]
+        header = [str(name) for group in names for name in group]
+        r = next(iter(of.values()))
         name = {'sage': 'GraphSAGE (mean)', 'gat': 'GAT, 4 heads'}[model]
         blocks.append(
             f'{r["layers"]}-layer {name}, hidden {r["hidden"]}, on `{r["graph"]}` '
-            f'({show_size(r)}).\n\n{table(header, lines)}'
+            f'({show_size(r)}), on {", ".join(map(str, ranks))} ranks:\n\n'
+            f'{table(["variant", *header], lines)}'
         )
-    return {'table': '\n\n'.join(blocks)}
+    off = max(r['loss_difference'] for r in rows)
+    return {'table': '\n\n'.join(blocks) + f'\n\nLosses differ by at most {off:.0e}.'}
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

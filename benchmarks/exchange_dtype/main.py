@@ -174,19 +174,16 @@ def _total(count: int) -> int:
 
 
 def print_rows(graph: str, results: dict[str, Any]) -> None:
-    exact = results['trainings']['float32']
     for name, r in results['trainings'].items():
         accuracies = (f'{r["accuracies"][s]:.4f}' for s in SETS)
         gradient = '' if name == OTHER_SEED else f'{r["gradient_error"]:.1e}'
         cells = [
-            results['processor'],
             graph,
             name,
             f'{r["losses"][-1]:.5f}',
             *accuracies,
             gradient,
             f'{r["bytes_sent_per_epoch"] / 1e6:.1f}',
-            f'{r["seconds"]["median"] / exact["seconds"]["median"]:.2f}',
         ]
         print(f'| {" | ".join(cells)} |')
 

@@ -264,20 +264,21 @@ def _deterministic(run: Callable[[], list[Tensor]]) -> str:
 
 def render(report: dict[str, Any]) -> dict[str, str]:
     rows = report['rows']
-    trainings, layers = [], []
+    trainings: list[list[str]] = []
+    layers: dict[tuple[str, ...], None] = {}  # those of several parts are mostly equal
     for r in rows:
         if r['kind'] == 'training':
-            mib = [f'{r[key]:,.0f}' for key in ('peak_mib', 'resident_mib')]
+            mib = f'{r["peak_mib"]:,.0f}'
             times = show(r['seconds'], 2, 1000), show(r['of_plain'])
-            loss = f'{r["loss_difference"]:.0e}'
-            trainings.append([r['model'], r['variant'], *times, *mib, loss])
+            trainings.append([r['model'], r['variant'], *times, mib])
         elif r['kind'] == 'layer':
-            where = ', '.join(f'{n} {at}' for at, n in r['waits'].items()) or 'none'
             changes = [key for key, same in r['repeats'].items() if not same]
             repeats = ', '.join(changes) or 'nothing'
-            layers.append([r['conv'], r['path'], r['parts'], where, repeats, r['deterministic']])
-    header = ['model', 'variant', 'ms per epoch', 'of plain', 'peak MiB', 'kept MiB', 'loss off']
-    names = ['layer', 'path', 'parts', 'waits', 'differs from run to run', 'deterministic']
+            waits = str(sum(r['waits'].values()))
+            line = r['conv'], r['path'], waits, repeats, r['deterministic']
+            layers[line] = None
+    header = ['model', 'variant', 'ms per epoch', 'of plain', 'peak MiB']
+    names = ['layer', 'path', 'waits', 'differs from run to run', 'deterministic']
     errors = [f'{r["model"]}, {r["variant"]}: {r["error"]}' for r in rows if r['kind'] == 'error']
     gpu = next(f'{r["gpu"]}, CUDA {r["cuda"]}.' for r in rows if r['kind'] == 'machine')
     travel = [

@@ -23,6 +23,7 @@ from report import Benchmark, Row, ratios, show, summary, table  # noqa: E402
 
 import pyg_sar  # noqa: E402
 
+CSR = 'sparse.mm CSR'
 SIZES: dict[str, dict[str, Any]] = {
     'full': {
         'graph': ARXIV,
@@ -110,32 +111,33 @@ def _take_turns(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
 
 
 def render(report: dict[str, Any]) -> dict[str, str]:
+    """One width and number of threads: the picture and results.json have all."""
     rows = report['rows']
-    lines = []
-    for r in rows:
-        for run, seconds in r['seconds'].items():
-            is_ours = run == r['kernel']
-            mark = '**' if is_ours else ''
-            lines.append(
-                [
-                    f'{r["job"]}, {r["direction"]}' if is_ours else '',
-                    f'1 of {r["parts"]}' if is_ours else '',
-                    r['features'] if is_ours else '',
-                    r['threads'] if is_ours else '',
-                    f'`{run}`' if is_ours else run,
-                    show(seconds, 1, 1e3),
-                    f'{mark}{show(r["of_peer"][run])}{mark}',
-                    f'{r["of_triad"][run]:.0%}',
-                ]
-            )
-    header = ['job', 'part', 'F', 'threads', 'kernel', 'ms', 'of the first peer', 'of triad']
+    parts, threads = min(r['parts'] for r in rows), max(r['threads'] for r in rows)
+    widths = {r['features'] for r in rows}
+    features = 128 if 128 in widths else max(widths)
+    lines = [
+        [
+            r['job'],
+            r['direction'],
+            f'`{r["kernel"]}`',
+            show(r['seconds'][r['kernel']], 1, 1e3),
+            show(r['of_peer'][r['kernel']]),
+            show(r['of_peer'][CSR]) if CSR in r['of_peer'] else '',
+            f'{r["of_triad"][r["kernel"]]:.0%}',
+        ]
+        for r in rows
+        if (r['parts'], r['threads'], r['features']) == (parts, threads, features)
+    ]
+    header = ['job', 'direction', 'kernel', 'ms', 'of the first peer', 'CSR, of it', 'of triad']
     limits = []
-    for threads in sorted({r['threads'] for r in rows}):
-        of = [r for r in rows if r['threads'] == threads]
+    for count in sorted({r['threads'] for r in rows}):
+        of = [r for r in rows if r['threads'] == count]
         best = [max(r[f'{k}_bytes_per_second'] for r in of) / 1e9 for k in ('copy', 'triad')]
-        limits.append([threads, *(f'{value:.1f}' for value in best)])
+        limits.append([count, *(f'{value:.1f}' for value in best)])
+    head = f'{features} columns, {parts} part, {threads} threads:'
     return {
-        'table': table(header, lines),
+        'table': f'{head}\n\n{table(header, lines)}',
         'limits': table(['threads', 'copy, GB/s', 'triad, GB/s'], limits),
     }
 

@@ -43,7 +43,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 MACHINE, EPOCH, BESIDE = 'machine', 'epoch', 'epoch beside others'
 AUTOCAST = 'epoch under autocast'
-NAMES = {'sage': 'GraphSAGE, hidden 256', 'gat': 'GAT, 4 heads of 32'}
+NAMES = {'sage': 'GraphSAGE', 'gat': 'GAT'}
 
 
 def layer(*, source: str, number: int, make: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -197,16 +197,16 @@ def _rates(fastest: dict[str, Any], num_rows: int) -> Row:
 
 def render(report: dict[str, Any]) -> dict[str, str]:
     rows = report['rows']
-    header = ['model', 'part', 'products, s', 'gathers, s', 'exponentials, s', 'bound, s']
-    header += ['measured, s', 'of the bound']
+    header = ['model', 'part', 'products', 'gathers', 'exponentials', 'bound, s', 'measured, s']
+    header += ['of the bound']
     lines = [
         [
-            NAMES[r['model']] if r['part'] == 'layer 1' else '',
+            NAMES[r['model']],
             r['part'],
             *(f'{seconds:.3f}' for seconds in r['bounds'].values()),
             f'{r["bound"]:.3f}',
             show(r['seconds'], 3),
-            f'**{show(r["of_bound"])}**',
+            show(r['of_bound']),
         ]
         for r in rows
     ]
@@ -214,51 +214,37 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     beside = [
         [
             NAMES[r['model']],
-            f'{r["page_faults"]:,.0f}',
             show(r['seconds']),
             show(r['beside']),
-            f'**{show(r["beside_of_quiet"])}**',
+            show(r['beside_of_quiet']),
         ]
         for r in epochs
     ]
     trained = [
         [
-            NAMES[r['model']] if name == EPOCH else '',
-            'float32' if name == EPOCH else 'autocast, bfloat16',
+            NAMES[r['model']],
+            'float32' if name == EPOCH else 'bfloat16',
             show(r['seconds'] if name == EPOCH else r['autocast']),
-            '' if name == EPOCH else f'**{show(r["autocast_of_float32"])}**',
             f'{of["peak_bytes"] / 2**20:,.0f}',
-            of['epochs'],
             f'{of["loss"]:.4f}',
-            *(f'{of[key]:.4f}' for key in ('train', 'val', 'test')),
+            f'{of["test"]:.4f}',
         ]
         for r in epochs
         for name, of in r['trained'].items()
     ]
-    of_epochs = ['model', '', 's per epoch', 'of float32', 'peak MiB', 'epochs', 'loss']
+    of_epochs = ['model', 'in', 's per epoch', 'peak MiB', 'loss', 'test accuracy']
     return {
-        'autocast': table([*of_epochs, 'train', 'val', 'test'], trained),
+        'autocast': table(of_epochs, trained),
         'table': f'`{rows[0]["graph"]}`: {show_size(rows[0])}.\n\n{table(header, lines)}',
-        'beside': table(
-            ['model', 'minor page faults', 'quiet, s', 'beside busy loops, s', 'of quiet'], beside
-        ),
-        'rates': _rate_tables(epochs),
+        'beside': table(['model', 'quiet, s', 'beside busy loops, s', 'of quiet'], beside),
+        'rates': _rates(epochs),
     }
 
 
-def _rate_tables(epochs: list[Row]) -> str:
-    """One table for all models: what they share is the best that was measured with any."""
+def _rates(epochs: list[Row]) -> str:
+    """The best that was measured with any model; products stand in results.json by shape."""
     best = [max(r['rates'][k] for r in epochs) / 1e9 for k in ('triad', 'exponentials')]
-    lines = [
-        [f'{p["width"]} to {p["columns"]}', *(f'{p[kind] / 1e9:,.0f}' for kind in PRODUCTS)]
-        for r in epochs
-        for p in r['rates']['products']
-    ]
-    header = ['linear layer', 'forward', 'gradient of the weight', 'gradient of the input']
-    return (
-        f'Triad {best[0]:.1f} GB/s, {best[1]:.2f} billion exponentials a second; products in '
-        f'GFLOP/s:\n\n{table(header, lines)}'
-    )
+    return f'Triad {best[0]:.1f} GB/s, {best[1]:.2f} billion exponentials a second.'
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

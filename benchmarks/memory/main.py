@@ -28,7 +28,7 @@ sys.path.insert(0, str(HERE.parent))
 from cached_graphs import make  # noqa: E402
 from measured_training import run_training  # noqa: E402
 from processors import processor_of  # noqa: E402
-from report import environment  # noqa: E402
+from report import environment, table  # noqa: E402
 
 MODES = ('sequential', 'sequential_no_remat', 'one_shot')
 PLAIN, PLAIN_CSR = 'plain PyG', 'plain PyG, CSR'
@@ -150,22 +150,21 @@ def _result(
 
 def print_tables(results: list[Result], processor: str) -> None:
     """One table for every graph and malloc setting, in Markdown."""
+    print(f'Processor: {processor}')
+    counts = sorted({r['processes'] for r in results})
     for graph, malloc in dict.fromkeys((r['graph'], r['malloc_mmap_threshold']) for r in results):
-        print(f'\n{graph}, malloc threshold {malloc}\n')
-        print('| processor | mode | processes | peak MiB, max (mean) ', end='')
-        print('| of plain PyG | s per epoch | loss off |')
-        print('|---|---|---|---|---|---|---|')
-        for r in results:
-            if (r['graph'], r['malloc_mmap_threshold']) != (graph, malloc):
-                continue
-            seconds = r['seconds_per_epoch']
-            print(
-                f'| {processor} | {r["mode"]} | {r["processes"]} '
-                f'| {r["peak_bytes_max"] / 2**20:,.0f} ({r["peak_bytes_mean"] / 2**20:,.0f}) '
-                f'| {r["peak_of_plain"]:.3f} '
-                f'| {seconds["median"]:.2f} ({seconds["min"]:.2f} to {seconds["max"]:.2f}) '
-                f'| {r["max_loss_difference_from_plain"]:.0e} |'
-            )
+        print(f'\n{graph}, malloc threshold {malloc}: MiB by number of processes\n')
+        print(table(['mode', *map(str, counts)], _lines(results, counts, graph, malloc)))
+
+
+def _lines(results: list[Result], counts: list[int], graph: str, malloc: str) -> list[list[str]]:
+    peaks = {
+        (r['mode'], r['processes']): f'{r["peak_bytes_max"] / 2**20:,.0f}'
+        for r in results
+        if (r['graph'], r['malloc_mmap_threshold']) == (graph, malloc)
+    }
+    modes = dict.fromkeys(mode for mode, _ in peaks)
+    return [[mode, *(peaks.get((mode, count), '') for count in counts)] for mode in modes]
 
 
 def plot(results: list[Result], path: Path, model: str) -> None:

@@ -165,26 +165,22 @@ def _link(link: float) -> str:
 
 
 def render(report: dict[str, Any]) -> dict[str, str]:
-    rows, lines = report['rows'], []
-    first = rows[0]
-    for r in rows:
-        first = r if r['variant'] == PREFETCH else first
-        is_first = r is first
-        lines.append(
-            [
-                r['model'] if is_first else '',
-                _link(r['link']) if is_first else '',
-                r['variant'],
-                show(r['seconds']),
-                f'**{show(ratios(r["each_seconds"], first["each_seconds"]))}**',
-                f'{r["compute_seconds"]["median"]:.2f}',
-                f'{r["cpu_seconds"]["median"]:.2f}',
-                f'{r["cpu_alone"]["median"]:.2f}',
-                f'{r["bytes_sent"]["median"] / 1e6:,.1f}',
-            ]
-        )
-    header = ['model', 'link', 'variant', 's per epoch', '**of prefetch 1**']
-    header += ['no network', 'CPU s', 'no network', 'MB sent']
+    rows = report['rows']
+    variants = list(dict.fromkeys(r['variant'] for r in rows))
+    lines = []
+    for model, link in dict.fromkeys((r['model'], r['link']) for r in rows):
+        of = {r['variant']: r for r in rows if (r['model'], r['link']) == (model, link)}
+        first = of[PREFETCH]
+        shares = [
+            show(ratios(of[name]['each_seconds'], first['each_seconds'])) if name in of else ''
+            for name in variants
+            if name != PREFETCH
+        ]
+        line = [model, _link(link), show(first['seconds']), *shares]
+        sent = first['bytes_sent']['median']
+        lines.append([*line, show(first['compute_seconds']), f'{sent / 1e6:,.0f}'])
+    others = [f'{name}, of it' for name in variants if name != PREFETCH]
+    header = ['model', 'link', f'{PREFETCH}, s', *others, 'no network, s', 'MB sent']
     size = f'`{rows[0]["graph"]}`: {show_size(rows[0])}; {rows[0]["processes"]} ranks.'
     given = {
         _link(r['link']): f'{r["link_bytes_per_second"]["median"] * 8e-9:.2f} Gb/s' for r in rows

@@ -132,6 +132,42 @@ CONFIGS = {
     ),
 }
 
+SHIPPED = {
+    'wordnet-noun': Config(
+        num_nodes=82_115,
+        num_pairs=115_310,
+        num_features=512,
+        num_outputs=25,
+        model='sage',
+        layers=2,
+        hidden=64,
+        dropout=0.0,
+        has_norm=False,
+        lr=0.01,
+        epochs=40,
+        eval_every=1,
+        is_directed=False,
+        reference='examples/data, split 60/20/20',
+    ),
+    'karate': Config(
+        num_nodes=34,
+        num_pairs=78,
+        num_features=34,
+        num_outputs=4,
+        model='sage',
+        layers=2,
+        hidden=16,
+        dropout=0.0,
+        has_norm=False,
+        lr=0.01,
+        epochs=60,
+        eval_every=1,
+        is_directed=False,
+        reference="PyG's KarateClub: 4 labelled nodes, all others for val and test",
+    ),
+}
+"""Real graphs that need no network: of this project and of PyG."""
+
 MAG_NODES = {'paper': 736_389, 'author': 1_134_649, 'institution': 8_740, 'field_of_study': 59_965}
 MAG_EDGES = {
     ('author', 'affiliated_with', 'institution'): 1_043_998,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
-from configs import CONFIGS, MAG_EDGES, MAG_NODES, Config
+from cached_graphs import WORDNET, load_graph
+from configs import CONFIGS, MAG_EDGES, MAG_NODES, SHIPPED, Config
 from synthetic import GraphShape, synthetic_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.datasets import KarateClub
 from torch_geometric.transforms import ToUndirected
 from torch_geometric.utils import scatter, to_undirected
 
@@ -18,7 +20,7 @@ def load(name: str, root: str, *, scale: float, seed: int) -> Data | HeteroData:
     """The graph with x, y, masks and num_classes; undirected.
 
     Args:
-        name: One of ``CONFIGS``, or ``synthetic:NAME`` for a graph of its shape.
+        name: One of ``CONFIGS`` or ``SHIPPED``, or ``synthetic:NAME`` for a graph of its shape.
         root: The folder with OGB's datasets.
         scale: Share of the nodes and edges of a synthetic graph.
         seed: Of a synthetic graph.
@@ -26,6 +28,8 @@ def load(name: str, root: str, *, scale: float, seed: int) -> Data | HeteroData:
     Raises:
         ValueError: If there is no such dataset, its files are not there, or ogb is not installed.
     """
+    if name in SHIPPED:
+        return _shipped(name)
     kind, _, short = name.rpartition(':')
     short = short.removeprefix('ogbn-')
     if short not in CONFIGS or kind not in ('', 'synthetic'):
@@ -45,8 +49,18 @@ def load(name: str, root: str, *, scale: float, seed: int) -> Data | HeteroData:
 
 def check_name(name: str) -> None:
     """Raises a ValueError if there is no such dataset."""
-    if name.removeprefix('synthetic:') not in CONFIGS:
-        raise ValueError(f"expected one of {', '.join(CONFIGS)}, or synthetic:NAME (got '{name}')")
+    if name not in SHIPPED and name.removeprefix('synthetic:') not in CONFIGS:
+        names = ', '.join((*SHIPPED, *CONFIGS))
+        raise ValueError(f"expected one of {names}, or synthetic:NAME (got '{name}')")
+
+
+def _shipped(name: str) -> Data:
+    if name == WORDNET:
+        return load_graph(name)
+    data: Data = KarateClub()[0]
+    data.val_mask = data.test_mask = ~data.train_mask
+    data.num_classes = SHIPPED[name].num_outputs
+    return data
 
 
 def _read(name: str, config: Config, root: str) -> Data | HeteroData:

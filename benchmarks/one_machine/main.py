@@ -128,8 +128,7 @@ def _of_all(runs: list[Row]) -> Row:
 
 
 def render(report: Row) -> dict[str, str]:
-    header = ['program', '`memory`', 'peak MiB', 'large tensors MiB', 's per epoch', 'slowest']
-    header += ['CPU s', 'GB written', 'GB read', 'of it from the disk', 'loss']
+    header = ['program', '`memory`', 'peak MiB', 's per epoch', 'GB written', 'GB read']
     blocks = []
     for name, group in groupby(report['rows'], lambda row: row['workload']):
         rows = list(group)
@@ -151,20 +150,14 @@ def _title(name: str, row: Row) -> str:
 
 def _line(row: Row) -> list[str]:
     if 'limit' in row:
-        needs = f'more than {row["limit"] / 2**20:,.0f}'
-        return [row['variant'], '', needs, *[''] * 8]
+        return [row['variant'], '', f'more than {row["limit"] / 2**20:,.0f}', *[''] * 3]
     is_in_turn = 'tensors_peak' in row
-    moved = [f'{row[key] / 1e9:.2f}' for key in ('written', 'read', 'disk_read')]
     return [
         row['variant'],
         row['memory'],
         f'{row["peak"] / 2**20:,.0f}',
-        f'{row["tensors_peak"] / 2**20:,.0f}' if is_in_turn else '',
         f'{row["seconds"]:.2f}',
-        f'{row["slowest"]:.2f}',
-        f'{row["cpu_seconds"]:.2f}',
-        *(moved if is_in_turn else [''] * 3),
-        f'{row["losses"][-1]:.5f}',
+        *(f'{row[key] / 1e9:.2f}' if is_in_turn else '' for key in ('written', 'read')),
     ]
 
 

@@ -67,12 +67,11 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 def render(report: Row) -> dict[str, str]:
     rows = report['rows']
-    header = ['graph', 'nodes', 'edges', 'features', 'parts', 'seconds', 'METIS GB']
-    header += ['B per edge', 'passes GB', 'of int32 CSR', 'process GB']
+    header = ['graph', 'edges', 'features', 'parts', 'seconds', 'METIS GB', 'B per edge']
+    header += ['passes GB', 'of int32 CSR']
     sizes = [
         (
             r['graph'],
-            f'{r["num_nodes"]:,}',
             f'{r["num_edges"]:,}',
             r['num_features'],
             f'{r["num_parts"]} ({r["method"]})',
@@ -81,25 +80,11 @@ def render(report: Row) -> dict[str, str]:
             f'{r["metis_bytes"] / r["num_neighbours"]:.0f}' if r['metis_bytes'] else '',
             f'{r["passes_bytes"] / GB:.3f}',
             f'{r["passes_bytes"] / r["csr_bytes"]:.2f}',
-            f'{(r["held_bytes"] + max(r["metis_bytes"], r["passes_bytes"])) / GB:.2f}',
-        )
-        for r in rows
-    ]
-    phases = [
-        (
-            r['graph'],
-            *(
-                f'{found["seconds"]:.1f} s, {found["peak_bytes"] / GB:.2f} GB'
-                if (found := r['phases'].get(phase))
-                else ''
-                for phase in PHASES
-            ),
         )
         for r in rows
     ]
     return {
         'table': table(header, sizes),
-        'phases': table(['graph', *PHASES], phases),
         'papers': _papers(rows),
     }
 

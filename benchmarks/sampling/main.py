@@ -153,12 +153,11 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     rows = report['rows']
     sampled = [row for row in rows if row['what'] == 'sampling']
     trained = [row for row in rows if row['what'] == 'training']
-    header = ['variant', 'ranks', 'batches per s', 'million edges per s', 'of PyG']
+    header = ['variant', 'ranks', 'batches per s', 'of PyG']
     header += ['collectives', 'MiB sent', 'remote rows', 'waiting']
     lines = []
     for row in sampled:
         line = [row['variant'], row['processes'], show(row['batches_per_second'])]
-        line += [show(row['edges_per_second'], scale=1e-6)]
         line += ['' if row['of_pyg'] is None else show(row['of_pyg'])]
         if 'collectives' in row:
             line += [f'{row["collectives"]:.2f}', f'{row["bytes_sent"] / 2**20:.2f}']

@@ -93,24 +93,24 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 def render(report: dict[str, Any]) -> dict[str, str]:
     rows = report['rows']
-    header = ['model', 'variant', 'ranks', 's per epoch', 'of plain', 'speedup', 'ideal']
-    header += ['peak MiB', 'loss off']
     lines = [
         [
-            r['model'] if r['variant'] == PLAIN else '',
-            r['variant'] if r['variant'] == PLAIN else f'`{r["variant"]}`',
-            r['processes'],
+            r['model'],
+            r['variant'] if r['variant'] == PLAIN else r['processes'],
             show(r['seconds']),
             show(r['of_plain']),
-            '' if r['variant'] == PLAIN else show(r['speedup']),
-            '' if r['variant'] == PLAIN else f'{r["ideal_speedup"]:.0f}',
+            *(['', ''] if r['variant'] == PLAIN else _speedup(r)),
             show_mib(r['peak_bytes']),
-            f'{r["loss_difference"]:.0e}',
         ]
         for r in rows
     ]
+    header = ['model', 'ranks', 's per epoch', 'of plain', 'speedup', 'ideal', 'peak MiB']
     head = f'`{rows[0]["graph"]}`: {show_size(rows[0])}; {report["environment"]["cores"]} cores.'
     return {'table': f'{head}\n\n{table(header, lines)}'}
+
+
+def _speedup(row: Row) -> list[str]:
+    return [show(row['speedup']), f'{row["ideal_speedup"]:.0f}']
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.util
 import inspect
 import re
 import textwrap
@@ -131,13 +130,3 @@ def test_examples_of_docstrings_are_found() -> None:
     text = 'First.\n\nAs in::\n\n    a = 1\n\n    b = 2\n\nMore.\n\n>>> c = 3\n... d\n'
     assert _examples(text) == ['a = 1\n\nb = 2\n\n', 'c = 3\nd']
     assert ast.parse(_examples(text)[0])
-
-
-def test_every_message_is_on_the_page() -> None:
-    spec = importlib.util.spec_from_file_location('list_errors', ROOT / 'tools' / 'list_errors.py')
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    page = tool.PAGE.read_text(encoding='utf-8')
-    assert page.partition(tool.BEGIN + '\n')[2] == tool.listed(), "'make errors' writes the page"

@@ -25,8 +25,11 @@ def test_every_page_has_its_place() -> None:
     for page in (ROOT / 'docs').rglob('*.md'):
         for entries in re.findall(r'```{toctree}\n(.*?)```', page.read_text(), re.DOTALL):
             lines = [line for line in entries.splitlines() if line and line[0] != ':']
-            named |= {(page.parent / f'{line}.md').resolve() for line in lines}
+            notebooks = {'../examples/tutorial'}
+            names = [f'{line}.{"ipynb" if line in notebooks else "md"}' for line in lines]
+            named |= {(page.parent / name).resolve() for name in names}
     pages = {*(ROOT / 'docs').rglob('*.md'), *(ROOT / 'benchmarks').glob('*/README.md')}
+    pages.add(ROOT / 'examples' / 'tutorial.ipynb')
     assert pages - named == {ROOT / 'docs' / 'index.md'}
     assert [page for page in named if not page.exists()] == []
 

@@ -1,15 +1,15 @@
-"""Writes docs/ops.md: what becomes of every function of torch with rows, from a run of all cases.
+"""Writes docs/ops.md and ops_table.json: what becomes of every function of torch with rows.
 
 python tests/rows/ops_table.py
 """
 
 from __future__ import annotations
 
-import re
+import json
 import sys
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 if __name__ == '__main__':
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
@@ -22,6 +22,10 @@ from torch.overrides import get_overridable_functions
 from pyg_sar.rows import registry
 
 PATH = Path(__file__).parents[2] / 'docs' / 'ops.md'
+FACTS = Path(__file__).with_suffix('.json')
+
+Facts = dict[str, Any]
+"""What became of all functions: see ops_table.json."""
 
 _NOT_RUN = (
     'cuda pin_memory dsmm spmm iadd idiv ifloordiv imod imul isub mod radd rand rmul ror rxor '
@@ -50,31 +54,33 @@ _FAMILIES = {
     'reads': 'Read, or not known',
 }
 
-_INTRO = """\
+_PAGE = """\
 # Every function of torch on rows
 
-What functions of torch give on [rows](rows.md). `make ops` writes this page: it runs torch's own
-sample inputs of every function of torch {version}, and cases by hand for functions without samples,
-on {num_ranks} ranks with uneven parts. Results and gradients are compared with those of one
-process, in float64. Of random numbers only the kind of the result is compared.
+What functions of torch give on [rows](rows.md). `make ops` runs torch's own sample inputs of every
+function of torch {version}, and cases by hand for functions without samples, on {num_ranks} ranks
+with uneven parts. Results and gradients are compared with those of one process, in float64. Of
+random numbers only the kind of the result is compared. None is wrong.
 
 | | functions | meaning |
 |---|---|---|
-| *everywhere* | {num_right} | right in all calls, whichever dimension the rows are |
-| *in part* | {num_in_part} | right with rows in the dimensions in brackets, refused elsewhere |
+| *everywhere* | {num_everywhere} | right in all calls, whichever dimension the rows are |
+| *in part* | {num_in_part} | right with rows in some dimensions, refused elsewhere |
 | *refused* | {num_refused} | a ValueError says what to do instead |
+| *refused by name* | {num_unknown} | no rule is known for them, and no case was run |
+| *read* | {num_reads} | shapes are those of the whole; of others nothing is computed |
 
-None is wrong. Calls that would need all rows in one place are refused, too.
+All names, with the dimensions: `tests/rows/ops_table.json`. By kind:
 
-"""
+| | everywhere | in part | refused |
+|---|---|---|---|
+{kinds}
 
-_OUTRO = """\
-## Functions without a run
+Calls that would need all rows in one place are refused, too.
 
-- *without rows*: no tensors among the arguments, or sparse ones: {no_rows}.
-- *what is read*: shapes are those of the whole; of the others nothing is computed: {reads}.
-- *known by other names*, or with a device or sparse tensors: {not_run}.
-- *refused by name*, as no rule is known for them: {unknown}.
+## Refused
+
+{refused}.
 """
 
 
@@ -86,54 +92,73 @@ def told_of(outcome: Outcome) -> str:
     return {'right': 'everywhere'}.get(outcome.status, outcome.status)
 
 
-def told(page: str) -> dict[str, str]:
-    """What a page says, by the name of the function."""
-    found = {}
-    for line in page.splitlines():
-        kind, _, functions = line.partition(': ')
-        if not kind.startswith('- *') or '`' not in functions:
-            continue
-        for name, dims in re.findall(r'`([^`]+)`(?: \(([0-9, ]+)\))?', functions):
-            kind_of = kind.strip('- *')
-            what = f'in part: {dims}' if dims else kind_of.replace('without rows', 'no rows')
-            found.setdefault(name, what)
+def told(facts: Facts) -> dict[str, str]:
+    """What is said of a function, by its name."""
+    found: dict[str, str] = {}
+    for kinds in facts['kinds'].values():
+        for name in kinds['everywhere']:
+            found.setdefault(name, 'everywhere')
+        for name, dims in kinds['in part'].items():
+            found.setdefault(name, f'in part: {dims}')
+        for kind in ('refused', 'fails'):
+            found |= {name: kind for name in kinds.get(kind, []) if name not in found}
+    for kind in ('no rows', 'read', 'by other names', 'refused by name'):
+        found |= {name: kind for name in facts[kind] if name not in found}
     return found
 
 
-def render(found: Iterable[Outcome], before: dict[str, list[str]]) -> str:
-    """The page; `before` are the kinds before any case ran, as some cases take functions away."""
+def facts_of(found: Iterable[Outcome], before: dict[str, list[str]]) -> Facts:
+    """All facts; `before` are the kinds before any case ran, as some cases take functions away."""
     outcomes = sorted(found, key=lambda outcome: outcome.name.lower())
-    by_family: dict[str, list[Outcome]] = defaultdict(list)
+    kinds: dict[str, Facts] = {title: {} for title in _FAMILIES.values()}
     for outcome in outcomes:
-        by_family[family_of(outcome)].append(outcome)
-    counts = {
-        kind: sum(o.status == kind for o in outcomes)
-        for kind in ('right', 'by dimension', 'refused')
+        of = kinds[_FAMILIES[family_of(outcome)]]
+        if outcome.status == 'by dimension':
+            of.setdefault('in part', {})[outcome.name] = told_of(outcome).partition(': ')[2]
+        elif outcome.status != 'no rows':
+            of.setdefault(told_of(outcome), []).append(outcome.name)
+    others = kinds_of_others({name for outcome in outcomes for name in outcome.reached})
+    return {
+        'torch': torch.__version__.partition('+')[0],
+        'kinds': {
+            title: {'everywhere': [], 'in part': {}, 'refused': [], **of}
+            for title, of in kinds.items()
+            if of
+        },
+        'no rows': [outcome.name for outcome in outcomes if outcome.status == 'no rows'],
+        'read': before['reads'],
+        'by other names': others['not run'],
+        'refused by name': before['unknown'],
     }
-    parts = [
-        _INTRO.format(
-            version=torch.__version__.partition('+')[0],
-            num_ranks=NUM_RANKS,
-            num_right=counts['right'],
-            num_in_part=counts['by dimension'],
-            num_refused=counts['refused'],
-        )
-    ]
-    for family, title in _FAMILIES.items():
-        lines = _lines(by_family[family])
-        if lines:
-            parts.append(f'## {title}\n\n' + '\n'.join(lines) + '\n\n')
-    reached = {name for outcome in outcomes for name in outcome.reached}
-    kinds = kinds_of_others(reached)
-    parts.append(
-        _OUTRO.format(
-            no_rows=_listed(o.name for o in outcomes if o.status == 'no rows'),
-            reads=_listed(before['reads']),
-            not_run=_listed(kinds['not run']),
-            unknown=_listed(before['unknown']),
-        )
+
+
+def render(facts: Facts) -> str:
+    """The page."""
+    kinds = facts['kinds']
+    counts = {
+        title: [len(of[kind]) for kind in ('everywhere', 'in part', 'refused')]
+        for title, of in kinds.items()
+    }
+    everywhere, in_part, refused = map(sum, zip(*counts.values(), strict=True))
+    lines = [f'| {title} | {" | ".join(map(str, n))} |' for title, n in counts.items()]
+    names = [name for of in kinds.values() for name in of['refused']]
+    return _PAGE.format(
+        version=facts['torch'],
+        num_ranks=NUM_RANKS,
+        num_everywhere=everywhere,
+        num_in_part=in_part,
+        num_refused=refused,
+        num_unknown=len(facts['refused by name']),
+        num_reads=len(facts['read']),
+        kinds='\n'.join(lines),
+        refused=', '.join(f'`{name}`' for name in names),
     )
-    return ''.join(parts)
+
+
+def written() -> Facts:
+    """What ops_table.json has."""
+    facts: Facts = json.loads(FACTS.read_text(encoding='utf-8'))
+    return facts
 
 
 def family_of(outcome: Outcome) -> str:
@@ -146,21 +171,6 @@ def family_of(outcome: Outcome) -> str:
         return 'composed'
     others = [each for each in outcome.families if each != 'reads']
     return known.get(name.replace('.', '_').strip('_'), others[-1])
-
-
-def _lines(outcomes: list[Outcome]) -> list[str]:
-    right, in_part, refused, failing = [], [], [], []
-    for outcome in outcomes:
-        if outcome.status == 'right':
-            right.append(f'`{outcome.name}`')
-        elif outcome.status == 'by dimension':
-            in_part.append(f'`{outcome.name}` ({told_of(outcome).partition(": ")[2]})')
-        elif outcome.status == 'refused':
-            refused.append(f'`{outcome.name}`')
-        elif outcome.status == 'fails':
-            failing.append(f'`{outcome.name}`')
-    kinds = {'everywhere': right, 'in part': in_part, 'refused': refused, 'fails': failing}
-    return [f'- *{kind}*: ' + ', '.join(each) for kind, each in kinds.items() if each]
 
 
 def kinds_of_others(reached: set[str]) -> dict[str, list[str]]:
@@ -179,10 +189,6 @@ def kinds_of_others(reached: set[str]) -> dict[str, list[str]]:
     return {kind: sorted(each) for kind, each in kinds.items()}
 
 
-def _listed(functions: Iterable[str]) -> str:
-    return ', '.join(f'`{name}`' for name in functions)
-
-
 def main() -> None:
     """Runs all cases and writes the page."""
     before = kinds_of_others(set())
@@ -194,7 +200,9 @@ def main() -> None:
             print(f'{outcome.name}: {failure}')
     if not_run != NOT_RUN:
         print(f'with a rule and without a case: {sorted(not_run ^ NOT_RUN)}')
-    PATH.write_text(render(found, before), encoding='utf-8')
+    facts = facts_of(found, before)
+    FACTS.write_text(json.dumps(facts, indent=1) + '\n', encoding='utf-8')
+    PATH.write_text(render(facts), encoding='utf-8')
     print(f'wrote {PATH}')
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import re
 import runpy
@@ -20,6 +21,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyg_scripts
 import runs
@@ -34,32 +36,22 @@ LIMIT = 120.0  # seconds for a run
 RANKS = (1, 3)
 
 
+RESULTS = Path(__file__).with_name('results.json')
+
 _HEAD = """\
 # Published programs
 
-What PyG's own examples and benchmarks do on pyg_sar. `make published CHECKOUT=FOLDER` writes this
-page: it takes the scripts from a checkout of PyG and changes the lines that [porting](porting.md)
-names. Each script runs three times: with plain PyG, with pyg_sar on one process that holds 3 parts,
-and with pyg_sar on 3 ranks (gloo). If the promised lines are refused, it runs again with the lines
-that the message asks for.
+What PyG's own examples and benchmarks do on pyg_sar. `make published CHECKOUT=FOLDER` takes the
+scripts from a checkout of PyG and changes the lines that [porting](porting.md) names. Each runs
+with plain PyG, with pyg_sar on one process that holds 3 parts, and on 3 ranks (gloo); if the
+promised lines are refused, again with the lines that the message asks for.
 
-After every step of every optimizer each parameter and each gradient is compared with those of plain
-PyG, on all ranks, and at the end every printed number, with 12 digits, except times. They must be
-equal to 1e-9 of the largest entry of a tensor. A parameter whose gradient is zero but for rounding,
-below 1e-13, must be equal to 1e-9 of the largest entry of all parameters. Versions: PyG {pyg} with
-its scripts of {revision}, torch {torch}.
-
-In all three runs:
-
-- The graph is a small synthetic one, 60 to 240 nodes, under the name of the dataset that the script
-  downloads. Parts hold 55, 30 and 15 % of its nodes, drawn at random.
-- There are few epochs, in double precision and without dropout. One seed is set where the graph has
-  been loaded. A large width, batch size or number of layers is made small.
-- What else is not as published stands in the last column.
-
-**steps** and **prints** count the steps of optimizers and the printed lines that were compared.
-**lines** counts the lines that are new or changed: `import pyg_sar; pyg_sar.init()` is one,
-`load_shard` and `DistributedDataParallel` are one for each graph and model.
+After every step of every optimizer each parameter and gradient is compared with plain PyG's, on all
+ranks, and at the end every printed number, except times. Both must be equal to 1e-9 of the largest
+entry of a tensor; a gradient that is zero but for rounding (below 1e-13) to 1e-9 of the largest
+entry of all parameters. PyG {pyg} with its scripts of {revision}, torch {torch}. The graph is a
+small synthetic one under the dataset's name (60 to 240 nodes, uneven random parts), in double
+precision, without dropout, with few epochs and small widths.
 """
 
 _MEANINGS = {
@@ -169,39 +161,65 @@ def _first_sentence(text: str) -> str:
     return re.split(r'(?<=\w)\. ', line)[0][:300]
 
 
-def page(outcomes: list[Outcome], revision: str) -> str:
-    """All outcomes, as Markdown."""
-    kinds = [_kind(outcome) for outcome in outcomes]
-    counts = Counter(kinds)
+def facts_of(outcomes: list[Outcome], revision: str) -> dict[str, Any]:
+    """All outcomes, as results.json has them."""
+    return {
+        'pyg': importlib.metadata.version('torch_geometric'),
+        'torch': torch.__version__.split('+')[0],
+        'revision': revision,
+        'programs': [_fact(outcome) for outcome in outcomes],
+    }
+
+
+def _fact(outcome: Outcome) -> dict[str, Any]:
+    script, is_more = outcome.script, outcome.more or not outcome.verdict.startswith('exact')
+    without = outcome.told if outcome.told.startswith('stopped') else ''
+    without = without and f'without them {without}'
+    texts = (script.why if is_more else '', without, script.note)
+    return {
+        'program': script.name,
+        'steps': outcome.steps,
+        'prints': outcome.printed,
+        'lines': outcome.lines,
+        'result': outcome.verdict,
+        'note': '; '.join(text for text in texts if text),
+    }
+
+
+def page(facts: dict[str, Any]) -> str:
+    """The counts, and every program that is not exact by the promised lines alone."""
+    programs = facts['programs']
+    counts = Counter(_kind(program) for program in programs)
     lines = [
-        _HEAD.format(
-            revision=revision,
-            torch=torch.__version__.split('+')[0],
-            pyg=importlib.metadata.version('torch_geometric'),
-        ),
+        _HEAD.format(**facts),
         '| | programs | meaning |',
         '|---|---|---|',
         *(f'| *{kind}* | {counts[kind]} | {meaning} |' for kind, meaning in _MEANINGS.items()),
         '',
-        '| program | steps | prints | lines | result | other lines; what is not as published |',
-        '|---|---|---|---|---|---|',
+        'All programs, with the steps, printed lines and new lines of each:',
+        '`tools/published/results.json`. Programs that are not exact by the promised lines alone:',
+        '',
+        '| programs (more lines) | why |',
+        '|---|---|',
     ]
-    for outcome in outcomes:
-        script, is_more = outcome.script, outcome.more or not outcome.verdict.startswith('exact')
-        without = outcome.told if outcome.told.startswith('stopped') else ''
-        without = without and f'without them {without}'
-        texts = (script.why if is_more else '', without, script.note)
-        told = '; '.join(text for text in texts if text)
-        numbers = [outcome.steps, outcome.printed, outcome.lines]
-        cells = [f'`{script.name}`', *map(str, numbers), outcome.verdict, told]
+    groups: dict[str, list[str]] = {}
+    for program in programs:
+        kind, name = _kind(program), program['program'].removeprefix('examples/')
+        if kind == 'exact with more lines':
+            more = program['result'].split()[2]
+            groups.setdefault(program['note'], []).append(f'`{name}` ({more})')
+        elif kind != 'exact':
+            groups.setdefault(program['result'], []).append(f'`{name}`')
+    for why, names in groups.items():
+        cells = [', '.join(names), why]
         lines.append('| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |')
     return '\n'.join(lines) + '\n'
 
 
-def _kind(outcome: Outcome) -> str:
-    if outcome.verdict.startswith('exact with'):
+def _kind(program: dict[str, Any]) -> str:
+    if program['result'].startswith('exact with'):
         return 'exact with more lines'
-    return outcome.verdict.split(':')[0]
+    return str(program['result'].split(':')[0])
 
 
 def _revision(checkout: Path) -> str:
@@ -217,7 +235,7 @@ def main() -> None:
     parser.add_argument('checkout', type=Path, help='folder with the published scripts')
     parser.add_argument('--only', nargs='*', default=[''], help='words of names')
     parser.add_argument('--table', type=Path, help='a file of Python with a list SCRIPTS')
-    parser.add_argument('--out', type=Path, help='the page to write, such as docs/published.md')
+    parser.add_argument('--out', type=Path, help='writes results.json, and this page of it')
     parser.add_argument('--keep', type=Path, help='folder that keeps programs and logs')
     args = parser.parse_args()
     scripts = runpy.run_path(str(args.table))['SCRIPTS'] if args.table else pyg_scripts.SCRIPTS
@@ -236,7 +254,9 @@ def main() -> None:
             if outcome.told:
                 print(f'    promised lines alone: {outcome.told}', flush=True)
     if args.out:
-        args.out.write_text(page(outcomes, _revision(args.checkout)), encoding='utf-8')
+        facts = facts_of(outcomes, _revision(args.checkout))
+        RESULTS.write_text(json.dumps(facts, indent=1) + '\n', encoding='utf-8')
+        args.out.write_text(page(facts), encoding='utf-8')
     if not args.keep:
         shutil.rmtree(root, ignore_errors=True)
     print(Counter(outcome.verdict.split(':')[0] for outcome in outcomes))
