@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
+from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.from_data import as_local, sharding_of_nodes
 from pyg_sar.rows.sharding import Sharding
@@ -217,6 +218,12 @@ def of_all_ranks(ids: Tensor) -> str:
     count = ids.size(-1)
     hashes = hashed(0, torch.arange(count), *(ids if ids.dim() > 1 else [ids]))
     return f'{count} of the whole graph, hash {int(hashes.sum()) % 2**32:x}'
+
+
+def of_own(ids: Tensor, total: int) -> str:
+    """Words that differ for different sets, of which every rank has its own ids (collective)."""
+    digest = all_reduce_sum(hashed(0, ids).sum().view(1), 'the hash of a mask')
+    return f'a mask of {total}, hash {int(digest) % 2**32:x}'
 
 
 def own_values(name: str, value: Any, sharding: Sharding) -> Tensor:

@@ -15,6 +15,7 @@ from pyg_sar.loader.arguments import (
     check_ids,
     nodes_of,
     of_all_ranks,
+    of_own,
     own_of,
     own_times,
 )
@@ -170,7 +171,8 @@ def _own_seeds(store: Any, value: Any) -> tuple[Tensor, Sharding, str]:
         raise ValueError(f"'input_nodes' must be a mask or ids (got {value!r})") from error
     if nodes.dtype == torch.bool and nodes.shape == (count,):
         mask = sharding.selected(own_rows('input_nodes', nodes, 0, sharding))
-        return mask.chosen(torch.device('cpu')), mask, f'a mask of {mask.total}'
+        own = mask.chosen(torch.device('cpu'))
+        return own, mask, of_own(n_id[own], mask.total)
     ids = gather(nodes).detach().cpu()
     if ids.dim() != 1 or ids.dtype == torch.bool or (ids.numel() and ids.is_floating_point()):
         raise ValueError(

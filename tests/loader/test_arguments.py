@@ -380,6 +380,15 @@ def test_the_state_of_other_batches_is_refused(folder: str, name: str) -> None:
     pyg_sar.NeighborLoader(data, **given).load_state_dict(made.state_dict())
 
 
+def test_the_state_of_another_mask_is_refused(folder: str) -> None:
+    data = pyg_sar.load_shard(folder)
+    mask = torch.arange(data.num_nodes) % 2 == 0
+    made, again, other = (pyg_sar.NeighborLoader(data, [2], m) for m in (mask, mask, ~mask))
+    again.load_state_dict(made.state_dict())
+    with pytest.raises(ValueError, match='of this one'):
+        other.load_state_dict(made.state_dict())
+
+
 def test_type_checkers_know_all_options() -> None:
     names = [field.name for field in fields(Options)]
     assert [*LoaderOptions.__annotations__] == [*OF_WORKERS, *names]
