@@ -80,10 +80,10 @@ def run_on_edges(
         if not loop(to, *others, *widths, start, end, *ends):
             raise IndexError(f'expected columns below {read[0].size(0)} in a block')
 
-    sums = written[0] if adds else None
+    sums, num_edges = written[0] if adds else None, segments.columns.numel()
     if sums is not None:
-        most = max(most, _EDGES_OF_SUMS * sums.size(0), segments.columns.numel() // _MOST_SUMS)
-    elif torch.get_num_threads() == 1:
+        most = max(most, _EDGES_OF_SUMS * sums.size(0), num_edges // _MOST_SUMS)
+    if num_edges <= most or (sums is None and torch.get_num_threads() == 1):
         run(first, 0, segments.ptr.numel() - 1)
         return
     chunks = [*chunks_of_segments(segments, segments.ptr.numel(), most)]
@@ -92,7 +92,7 @@ def run_on_edges(
         return
     of_others = [torch.zeros_like(sums) for _ in chunks[1:]]
     targets = first, *arrays_of(of_others, ())
-    pieces = (partial(run, to, *chunk) for to, chunk in zip(targets, chunks, strict=False))
+    pieces = (partial(run, to, *chunk) for to, chunk in zip(targets, chunks, strict=True))
     side_by_side(pieces, segments.ptr.device)
     for others_sums in of_others:
         sums.add_(others_sums)
