@@ -1,9 +1,8 @@
-"""Some cases of many in ``make test``, all of them in ``make test-slow``; or few that cover all."""
+"""Some cases of many in ``make test``, all of them in ``make test-slow``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import combinations, product
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -16,14 +15,3 @@ def few(values: Iterable[Any], every: int = 3) -> list[Any]:
 
 def _slow(value: Any) -> Any:
     return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
-
-
-def pairs(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Few cases in which every two values are together; each next one has the most new pairs."""
-    every = [*product(*(range(len(each)) for each in values))]
-    found = {case: {*combinations(enumerate(case), 2)} for case in every}
-    left, cases = set().union(*found.values()), []
-    while left:
-        cases.append(max(every, key=lambda case: len(found[case] & left)))
-        left -= found[cases[-1]]
-    return [tuple(each[i] for each, i in zip(values, case, strict=True)) for case in cases]

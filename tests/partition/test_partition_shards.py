@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pytest
 import torch
-from few import pairs
+from pairs import covering
 from partition_files import meta_of, tree
 from torch_geometric.data import Data
 
@@ -21,7 +21,7 @@ KINDS = [
 
 @pytest.mark.parametrize(
     ('kind', 'method', 'num_parts'),
-    pairs(KINDS, ['metis', 'ldg', 'random', 'range'], [3, 1, 2, 7]),
+    covering(KINDS, ['metis', 'ldg', 'random', 'range'], [3, 1, 2, 7]),
 )
 def test_every_invariant(make_graph, tmp_path, check_partition, kind, method, num_parts):
     graph = make_graph(kind)
