@@ -11,6 +11,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ output and gradients with PyG {version} on the whole graph. {num_exact} of {num_
 configurations are exact: equal to 1e-10 of a tensor's largest entry. All configurations, and the
 rows that a rank held: `tests/conformance/table.json`.
 
-- **exact**: how many configurations are exact, of those that were run.
-- **path**: how the conv is computed ([models](models.md#convs)). *softmax* is a replay with
-  softmax; *local* passes no message.
-- **1 process**, **4 processes**: CPU seconds of forward and backward, divided by plain PyG's, of
-  one configuration ([benchmark](../benchmarks/convs/README.md)).
+- **runs**: configurations that were run, all of them exact unless the cell says how many.
+- **path**: how the conv is computed ([models](models.md#convs)). *learned* is SpMM with learned
+  values, *softmax* a replay with softmax; *local* passes no message.
+- **1**, **4**: CPU seconds of forward and backward on 1 and 4 processes, divided by plain PyG's,
+  of one configuration ([benchmark](../benchmarks/convs/README.md)).
 
 """
 
@@ -105,16 +106,17 @@ def render(facts: list[Fact]) -> str:
     for conv, of in by_conv.items():
         exact = [fact for fact in of if fact['status'] == 'exact']
         if exact:
-            paths = ', '.join(dict.fromkeys(path for fact in exact for path in fact['paths']))
-            cells = [conv, f'{len(exact)} of {len(of)}', paths, *costs.get(conv, ['', ''])]
+            paths = _names(path for fact in exact for path in fact['paths'])
+            runs = f'{len(exact)} of {len(of)}' if len(exact) < len(of) else str(len(of))
+            cells = [conv, runs, paths, *costs.get(conv, ['', ''])]
             lines.append(f'| {" | ".join(cells)} |')
         refused += [fact for fact in of if fact['status'] != 'exact']
     parts = [
-        f'{intro}| conv | exact | path | 1 process | 4 processes |\n|---|---|---|---|---|',
+        f'{intro}| conv | runs | path | 1 | 4 |\n|---|---|---|---|---|',
         *lines,
-        '\n## Not exact\n\n| conv | result |\n|---|---|',
+        '\n## Not exact\n',
         *_not_exact(refused),
-        '\n## Convs of your own\n\n| path | exact on this path |\n|---|---|',
+        '\n## Convs of your own\n\nExact are, by path:\n',
         *_by_path(own),
     ]
     return '\n'.join(parts) + '\n'
@@ -124,18 +126,23 @@ def _not_exact(facts: list[Fact]) -> list[str]:
     """A line for every reason, with its convs."""
     convs: dict[str, list[str]] = {}
     for fact in facts:
-        reason = fact['reason'].partition(' (got ')[0].replace('|', '\\|')
+        reason = fact['reason'].partition(' (got ')[0]
         convs.setdefault(f'{fact["status"]}: {reason}', []).append(fact['conv'])
-    return [f'| {", ".join(dict.fromkeys(names))} | {why} |' for why, names in convs.items()]
+    return [f'- {", ".join(dict.fromkeys(names))}: {why}.' for why, names in convs.items()]
 
 
 def _by_path(facts: list[Fact]) -> list[str]:
-    """A line for every path, with its configurations; those that are not exact say so."""
+    """A line for every path, with its configurations; a status stands for the path of others."""
     by_path: dict[str, list[str]] = {}
     for fact in facts:
-        paths = ', '.join(fact.get('paths', [f'**{fact["status"]}**']))
+        paths = _names(fact.get('paths', [f'**{fact["status"]}**']))
         by_path.setdefault(paths, []).append(fact['config'])
-    return [f'| {paths} | {"; ".join(configs)} |' for paths, configs in by_path.items()]
+    return [f'- *{paths}*: {"; ".join(configs)}.' for paths, configs in by_path.items()]
+
+
+def _names(paths: Iterable[str]) -> str:
+    """The paths as the page names them."""
+    return ', '.join(dict.fromkeys(paths)).replace('SpMM with learned values', 'learned')
 
 
 def _costs() -> dict[str, list[str]]:

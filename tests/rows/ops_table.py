@@ -70,13 +70,8 @@ random numbers only the kind of the result is compared. None is wrong.
 | *refused by name* | {num_unknown} | no rule is known for them, and no case was run |
 | *read* | {num_reads} | shapes are those of the whole; of others nothing is computed |
 
-All names, with the dimensions: `tests/rows/ops_table.json`. By kind:
-
-| | everywhere | in part | refused |
-|---|---|---|---|
-{kinds}
-
-Calls that would need all rows in one place are refused, too.
+All names by kind, with the dimensions: `tests/rows/ops_table.json`. Calls that would need all rows
+in one place are refused, too.
 
 ## Refused
 
@@ -134,23 +129,17 @@ def facts_of(found: Iterable[Outcome], before: dict[str, list[str]]) -> Facts:
 
 def render(facts: Facts) -> str:
     """The page."""
-    kinds = facts['kinds']
-    counts = {
-        title: [len(of[kind]) for kind in ('everywhere', 'in part', 'refused')]
-        for title, of in kinds.items()
-    }
-    everywhere, in_part, refused = map(sum, zip(*counts.values(), strict=True))
-    lines = [f'| {title} | {" | ".join(map(str, n))} |' for title, n in counts.items()]
-    names = [name for of in kinds.values() for name in of['refused']]
+    kinds = facts['kinds'].values()
+    everywhere, in_part = (sum(len(of[kind]) for of in kinds) for kind in ('everywhere', 'in part'))
+    names = [name for of in kinds for name in of['refused']]
     return _PAGE.format(
         version=facts['torch'],
         num_ranks=NUM_RANKS,
         num_everywhere=everywhere,
         num_in_part=in_part,
-        num_refused=refused,
+        num_refused=len(names),
         num_unknown=len(facts['refused by name']),
         num_reads=len(facts['read']),
-        kinds='\n'.join(lines),
         refused=', '.join(f'`{name}`' for name in names),
     )
 

@@ -48,18 +48,17 @@ promised lines are refused, again with the lines that the message asks for.
 
 After every step of every optimizer each parameter and gradient is compared with plain PyG's, on all
 ranks, and at the end every printed number, except times. Both must be equal to 1e-9 of the largest
-entry of a tensor; a gradient that is zero but for rounding (below 1e-13) to 1e-9 of the largest
-entry of all parameters. PyG {pyg} with its scripts of {revision}, torch {torch}. The graph is a
-small synthetic one under the dataset's name (60 to 240 nodes, uneven random parts), in double
-precision, without dropout, with few epochs and small widths.
+entry of a tensor. PyG {pyg} with its scripts of {revision}, torch {torch}. The graph is a small
+synthetic one under the dataset's name (60 to 240 nodes, uneven random parts), in double precision,
+without dropout, with few epochs and small widths.
 """
 
 _MEANINGS = {
     'exact': 'with the promised lines alone',
-    'exact with more lines': 'which the message or the documentation names, or the table',
+    'exact with more lines': 'which the message, the documentation or the list names',
     'refused': 'an error says why, and what to do instead',
     'WRONG': 'other numbers, without an error',
-    'not comparable': 'exact on one process; other numbers on ranks, for the reason that is named',
+    'not comparable': 'exact on one process; other numbers on ranks',
     'stopped': 'an error that pyg_sar did not mean, or no end within two minutes',
     'plain fails': 'with plain PyG of today',
     'changed': 'the script is not the one that the table of edits was made for',
@@ -194,13 +193,15 @@ def page(facts: dict[str, Any]) -> str:
         _HEAD.format(**facts),
         '| | programs | meaning |',
         '|---|---|---|',
-        *(f'| *{kind}* | {counts[kind]} | {meaning} |' for kind, meaning in _MEANINGS.items()),
+        *(
+            f'| *{kind}* | {counts[kind]} | {meaning} |'
+            for kind, meaning in _MEANINGS.items()
+            if counts[kind] or kind == 'WRONG'
+        ),
         '',
-        'All programs, with the steps, printed lines and new lines of each:',
-        '`tools/published/results.json`. Programs that are not exact by the promised lines alone:',
+        'All programs: `tools/published/results.json`. Programs that are not exact by the promised',
+        'lines alone, with the number of more lines:',
         '',
-        '| programs (more lines) | why |',
-        '|---|---|',
     ]
     groups: dict[str, list[str]] = {}
     for program in programs:
@@ -211,8 +212,7 @@ def page(facts: dict[str, Any]) -> str:
         elif kind != 'exact':
             groups.setdefault(program['result'], []).append(f'`{name}`')
     for why, names in groups.items():
-        cells = [', '.join(names), why]
-        lines.append('| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |')
+        lines.append(f'- {", ".join(names)}: {why}.')
     return '\n'.join(lines) + '\n'
 
 
