@@ -225,8 +225,8 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         )
     shares = ', '.join(f'{level:.0%}' for level in LEVELS)
     head = (
-        f'`{rows[0]["graph"]}`: {show_size(rows[0])}. Seconds of training are to {shares} of the '
-        f'best validation accuracy of all, and to {target}.'
+        f'`{rows[0]["graph"]}`: {show_size(rows[0])}. Seconds are those to {shares} of the best '
+        f'validation accuracy of all, and to {target}.'
     )
     return {'table': f'{head}\n\n{table([*header, "peak MiB"], lines)}'}
 

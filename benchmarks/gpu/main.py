@@ -282,7 +282,10 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     of_models = ([f'{NAMES[model]}, ms', 'of plain', 'MiB'] for model in models)
     header = ['variant', *(name for of in of_models for name in of)]
     lines = [
-        [variant, *(cell for model in models for cell in of.get(model, ('', '', '')))]
+        [
+            variant.replace(' 1 parts', ' 1 part'),
+            *(cell for model in models for cell in of.get(model, ('', '', ''))),
+        ]
         for variant, of in trainings.items()
     ]
     names = ['layer', 'waits', 'differs from run to run']

@@ -190,7 +190,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     given = {_link(r['link']): f'{r["link_bytes_per_second"]["median"] * 8e-9:.2f}' for r in rows}
     return {
         'table': f'{size}\n\n{table(header, lines)}',
-        'links': table(['link, Gb/s', *given], [['given', *given.values()]]),
+        'links': table(['link, Gb/s', *given], [['measured', *given.values()]]),
     }
 
 

@@ -144,7 +144,7 @@ def render(report: Row) -> dict[str, str]:
 
 
 def _range(rates: Sequence[float]) -> str:
-    low, high = (f'{rate(rates) / 1e9:.1g}' for rate in (min, max))
+    low, high = (f'{rate(rates) / 1e9:.2g}' for rate in (min, max))
     return low if low == high else f'{low} to {high}'
 
 
