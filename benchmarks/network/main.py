@@ -186,7 +186,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         for r in rows
         if r['variant'] == PREFETCH and r['link'] != LOOPBACK
     }
-    size += f' MB sent: {", ".join(sent.values())}.'
+    size += f' MB sent: {", ".join(sent.values())}.' if sent else ''
     given = {_link(r['link']): f'{r["link_bytes_per_second"]["median"] * 8e-9:.2f}' for r in rows}
     return {
         'table': f'{size}\n\n{table(header, lines)}',
