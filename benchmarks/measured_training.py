@@ -37,6 +37,7 @@ from tqdm import tqdm
 import pyg_sar
 
 MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT}
+NAMES = {'sage': 'GraphSAGE', 'gat': 'GAT'}
 
 
 def make_model(

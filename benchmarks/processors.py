@@ -54,7 +54,7 @@ def processor_of(report: dict[str, Any]) -> str:
 
 
 def with_processor(text: str, name: str) -> str:
-    """The text with a first column ``processor`` in each of its tables."""
+    """The text with a first column in each of its tables; its first row names the processor."""
     paragraphs = text.split('\n\n')
     return '\n\n'.join(_with_column(p, name) if _is_table(p) else p for p in paragraphs)
 
@@ -81,6 +81,6 @@ def _head(paragraph: str) -> str:
 
 
 def _with_column(table: str, name: str) -> str:
-    header, rule, *rows = table.split('\n')
-    lines = [f'| processor {header}', f'|---{rule}', *(f'| {name} {row}' for row in rows)]
-    return '\n'.join(lines)
+    header, rule, first, *rows = table.split('\n')
+    lines = [f'| processor {header}', f'|---{rule}', f'| {name} {first}']
+    return '\n'.join([*lines, *(f'|  {row}' for row in rows)])

@@ -248,5 +248,5 @@ def _environment_line(report: dict[str, Any]) -> str:
         f'Processor: {processor_of(report)}; {e["cores"]} cores, {e["memory_gib"]} GiB, '
         f'{e["system"]}, {e["libc"]}, Python {e["python"]}, torch {e["torch"]}, '
         f'torch_geometric {e["torch_geometric"]}{"".join(f", {other}" for other in others)}. '
-        f'Load: {e["load_at_start"]:.1f} before, {e["load_at_end"]:.1f} at the end.{size}'
+        f'Load: {e["load_at_start"]:.1f} before, {e["load_at_end"]:.1f} after.{size}'
     )

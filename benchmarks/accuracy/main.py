@@ -205,7 +205,7 @@ def _seconds_to(row: Row, accuracy: float) -> float | None:
 def render(report: dict[str, Any]) -> dict[str, str]:
     rows = report['rows']
     top = max(_best(row)[1] for row in rows)
-    header = ['variant', 'processes', 'epochs', 's per epoch', 'best val', 'test there']
+    header = ['variant', 'processes', 's per epoch', 'best val', 'test there']
     target, levels = report['settings']['target'], [level * top for level in LEVELS]
     header += [f's to {level:.4f}' for level in (*levels, target)]
     lines = []
@@ -216,7 +216,6 @@ def render(report: dict[str, Any]) -> dict[str, str]:
             [
                 row['variant'] + (f' ({row["sampler"]})' if row['sampler'] else ''),
                 row['processes'],
-                len(row['seconds']),
                 f'{torch.tensor(row["seconds"]).median():.2f}',
                 f'{best:.4f}',
                 f'{row["test"][epoch]:.4f}',
@@ -226,8 +225,8 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         )
     shares = ', '.join(f'{level:.0%}' for level in LEVELS)
     head = (
-        f'`{rows[0]["graph"]}`: {show_size(rows[0])}. Then seconds of training to {shares} of the '
-        f'best validation accuracy of all, and to {target}.'
+        f'`{rows[0]["graph"]}`: {show_size(rows[0])}. Seconds are those to {shares} of the best '
+        f'validation accuracy of all, and to {target}.'
     )
     return {'table': f'{head}\n\n{table([*header, "peak MiB"], lines)}'}
 

@@ -203,18 +203,21 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 def render(report: dict[str, Any]) -> dict[str, str]:
     rows = report['rows']
-    lines = [
-        [
-            f'{r["model"]}, {r["num_nodes"]:,} nodes',
-            PLAIN if r['variant'] == PLAIN else show_ranks(r['processes']),
-            show(r['seconds'], 2),
-            show(r['of_plain']),
-            show_mib(r['peak_bytes']),
-            f'{r["summed_bytes"] / 1024:,.0f}',
-        ]
-        for r in rows
-    ]
-    header = ['model', 'on', 's per epoch', 'of plain', 'peak MiB', 'KiB summed']
+    counts = list(dict.fromkeys(r['processes'] for r in rows if r['variant'] != PLAIN))
+    lines = []
+    for model in dict.fromkeys(r['model'] for r in rows):
+        plain, *ours = (r for r in rows if r['model'] == model)
+        lines.append(
+            [
+                model,
+                show(plain['seconds']),
+                *(show(r['of_plain']) for r in ours),
+                *(show_mib(r['peak_bytes']) for r in (plain, *ours)),
+                f'{ours[-1]["summed_bytes"] / 1024:,.0f}',
+            ]
+        )
+    header = ['model', f'{PLAIN}, s', f'of plain, {show_ranks(counts[0])}', *counts[1:]]
+    header += [f'{PLAIN}, MiB', show_ranks(counts[0]), *counts[1:], 'KiB summed']
     return {'table': table(header, lines)}
 
 

@@ -24,7 +24,7 @@ from convs import CONVS, WITHOUT_KERNELS, cut, graph_file  # noqa: E402
 from measured_training import num_cores  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
 from process_memory import PeakMemory  # noqa: E402
-from report import Benchmark, Row, ratios, show, summary, table  # noqa: E402
+from report import Benchmark, Row, ratios, summary, table  # noqa: E402
 from team import Team, slowest, take_turns  # noqa: E402
 from torch import Tensor  # noqa: E402
 from tqdm import tqdm  # noqa: E402
@@ -169,12 +169,11 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         lines.append(
             [
                 row['conv'],
-                *(show(r['cpu_of_plain']) for r in ours),
                 *('' if r['peak_of_plain'] is None else f'{r["peak_of_plain"]:.2f}' for r in ours),
             ]
         )
     counts = [r['processes'] for r in measured[0]['variants'][1:]] if measured else []
-    header = ['conv', *(f'{what}, {n}' for what in ('CPU s', 'MiB') for n in counts)]
+    header = ['conv', *(f'MiB, {n}' for n in counts)]
     out = [f'{r["conv"]} ({r["left_out"]})' for r in report['rows'] if 'left_out' in r]
     left_out = f'\n\nLeft out: {", ".join(out)}.' if out else ''
     known = {row['conv'] for row in report['rows']}

@@ -23,6 +23,7 @@ from report import (  # noqa: E402
     ratios,
     show,
     show_mib,
+    show_ranks,
     show_size,
     summary,
     table,
@@ -123,7 +124,7 @@ def _figures(found: list[list[Row]], plain: list[list[Row]]) -> Row:
 
 def render(report: dict[str, Any]) -> dict[str, str]:
     rows = [r for r in report['rows'] if r['mmap_threshold'] is None]
-    blocks = []
+    blocks = [f'`{rows[0]["graph"]}`: {show_size(rows[0])}.']
     for model in dict.fromkeys(r['model'] for r in rows):
         of = {(r['variant'], r['ranks']): r for r in rows if r['model'] == model}
         ranks = sorted({count for _, count in of})
@@ -137,15 +138,13 @@ def render(report: dict[str, Any]) -> dict[str, str]:
                     *(show_mib(r['peak_bytes']) if r else '' for r in found),
                 ]
             )
-        names = [[f'{what}, {ranks[0]}', *ranks[1:]] for what in ('of plain', 'MiB')]
+        first = show_ranks(ranks[0])
+        names = [[f'{what}, {first}', *ranks[1:]] for what in ('of plain', 'MiB')]
         header = [str(name) for group in names for name in group]
         r = next(iter(of.values()))
         name = {'sage': 'GraphSAGE (mean)', 'gat': 'GAT, 4 heads'}[model]
-        blocks.append(
-            f'{r["layers"]}-layer {name}, hidden {r["hidden"]}, on `{r["graph"]}` '
-            f'({show_size(r)}), on {", ".join(map(str, ranks))} ranks:\n\n'
-            f'{table(["variant", *header], lines)}'
-        )
+        head = f'{r["layers"]}-layer {name}, hidden {r["hidden"]}:'
+        blocks.append(f'{head}\n\n{table(["variant", *header], lines)}')
     off = max(r['loss_difference'] for r in rows)
     return {'table': '\n\n'.join(blocks) + f'\n\nLosses differ by at most {off:.0e}.'}
 

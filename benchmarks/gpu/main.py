@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import ARXIV, TINY, cut, load_graph  # noqa: E402
 from device_waits import device_waits  # noqa: E402
-from measured_training import as_csr, make_model  # noqa: E402
+from measured_training import NAMES, as_csr, make_model  # noqa: E402
 from report import Benchmark, Row, ratios, show, summary, table  # noqa: E402
 from torch_geometric import nn as pyg  # noqa: E402
 
@@ -264,21 +264,33 @@ def _deterministic(run: Callable[[], list[Tensor]]) -> str:
 
 def render(report: dict[str, Any]) -> dict[str, str]:
     rows = report['rows']
-    trainings: list[list[str]] = []
+    trainings: dict[str, dict[str, tuple[str, ...]]] = {}
     layers: dict[tuple[str, ...], None] = {}  # those of several parts are mostly equal
+    changed: dict[str, None] = {}
     for r in rows:
         if r['kind'] == 'training':
-            mib = f'{r["peak_mib"]:,.0f}'
-            times = show(r['seconds'], 2, 1000), show(r['of_plain'])
-            trainings.append([r['model'], r['variant'], *times, mib])
+            figures = show(r['seconds'], 2, 1000), show(r['of_plain']), f'{r["peak_mib"]:,.0f}'
+            trainings.setdefault(r['variant'], {})[r['model']] = figures
         elif r['kind'] == 'layer':
             changes = [key for key, same in r['repeats'].items() if not same]
             repeats = ', '.join(changes) or 'nothing'
             waits = str(sum(r['waits'].values()))
-            line = r['conv'], r['path'], waits, repeats, r['deterministic']
-            layers[line] = None
-    header = ['model', 'variant', 'ms per epoch', 'of plain', 'peak MiB']
-    names = ['layer', 'path', 'waits', 'differs from run to run', 'deterministic']
+            layers[r['conv'], waits, repeats] = None
+            if r['deterministic'] != 'repeats':
+                changed[f'{r["conv"]} ({r["deterministic"]})'] = None
+    models = dict.fromkeys(r['model'] for r in rows if r['kind'] == 'training')
+    of_models = ([f'{NAMES[model]}, ms', 'of plain', 'MiB'] for model in models)
+    header = ['variant', *(name for of in of_models for name in of)]
+    lines = [
+        [
+            variant.replace(' 1 parts', ' 1 part'),
+            *(cell for model in models for cell in of.get(model, ('', '', ''))),
+        ]
+        for variant, of in trainings.items()
+    ]
+    names = ['layer', 'waits', 'differs from run to run']
+    other = f'all but {", ".join(changed)}' if changed else 'all'
+    deterministic = f'With `torch.use_deterministic_algorithms(True)` {other} repeat.'
     errors = [f'{r["model"]}, {r["variant"]}: {r["error"]}' for r in rows if r['kind'] == 'error']
     gpu = next(f'{r["gpu"]}, CUDA {r["cuda"]}.' for r in rows if r['kind'] == 'machine')
     travel = [
@@ -288,7 +300,10 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         for i, o in enumerate(r.get('overlap', []))
     ]
     head = '\n\n'.join([gpu, *errors, *travel])
-    return {'table': f'{head}\n\n{table(header, trainings)}', 'layers': table(names, layers)}
+    return {
+        'table': f'{head}\n\n{table(header, lines)}',
+        'layers': f'{table(names, layers)}\n\n{deterministic}',
+    }
 
 
 if __name__ == '__main__':

@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent))
 from cached_graphs import ARXIV, TINY, cut, read_all, sizes  # noqa: E402
 from layer_bound import Needs, needs  # noqa: E402
 from machine_limits import PRODUCTS, limits  # noqa: E402
-from measured_training import make_model, num_cores  # noqa: E402
+from measured_training import NAMES, make_model, num_cores  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
 from report import Benchmark, Row, ratios, show, show_size, summary, table  # noqa: E402
 from team import Steps, Team, slowest, take_turns  # noqa: E402
@@ -43,7 +43,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 MACHINE, EPOCH, BESIDE = 'machine', 'epoch', 'epoch beside others'
 AUTOCAST = 'epoch under autocast'
-NAMES = {'sage': 'GraphSAGE', 'gat': 'GAT'}
 
 
 def layer(*, source: str, number: int, make: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -214,7 +213,6 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     beside = [
         [
             NAMES[r['model']],
-            show(r['seconds']),
             show(r['beside']),
             show(r['beside_of_quiet']),
         ]
@@ -236,7 +234,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     return {
         'autocast': table(of_epochs, trained),
         'table': f'`{rows[0]["graph"]}`: {show_size(rows[0])}.\n\n{table(header, lines)}',
-        'beside': table(['model', 'quiet, s', 'beside busy loops, s', 'of quiet'], beside),
+        'beside': table(['model', 's', 'of quiet'], beside),
         'rates': _rates(epochs),
     }
 

@@ -161,7 +161,7 @@ def _check_losses(args: argparse.Namespace, model: str, found: Steps) -> None:
 
 
 def _link(link: float) -> str:
-    return 'loopback' if link == LOOPBACK else f'{link:g} Gb/s'
+    return 'loopback' if link == LOOPBACK else f'{link:g}'
 
 
 def render(report: dict[str, Any]) -> dict[str, str]:
@@ -177,18 +177,20 @@ def render(report: dict[str, Any]) -> dict[str, str]:
             if name != PREFETCH
         ]
         line = [model, _link(link), show(first['seconds']), *shares]
-        sent = first['bytes_sent']['median']
-        lines.append([*line, show(first['compute_seconds']), f'{sent / 1e6:,.0f}'])
+        lines.append([*line, show(first['compute_seconds'])])
     others = [f'{name}, of it' for name in variants if name != PREFETCH]
-    header = ['model', 'link', f'{PREFETCH}, s', *others, 'no network, s', 'MB sent']
+    header = ['model', 'link, Gb/s', f'{PREFETCH}, s', *others, 'no network, s']
     size = f'`{rows[0]["graph"]}`: {show_size(rows[0])}; {rows[0]["processes"]} ranks.'
-    given = {
-        _link(r['link']): f'{r["link_bytes_per_second"]["median"] * 8e-9:.2f} Gb/s' for r in rows
+    sent = {  # by loopback the interface counts the bytes of all ranks
+        r['model']: f'{r["model"]} {r["bytes_sent"]["median"] / 1e6:,.0f}'
+        for r in rows
+        if r['variant'] == PREFETCH and r['link'] != LOOPBACK
     }
-    links = table(['link', 'ranks that swap messages in steps send'], given.items())
+    size += f' MB sent: {", ".join(sent.values())}.' if sent else ''
+    given = {_link(r['link']): f'{r["link_bytes_per_second"]["median"] * 8e-9:.2f}' for r in rows}
     return {
         'table': f'{size}\n\n{table(header, lines)}',
-        'links': links,
+        'links': table(['link, Gb/s', *given], [['measured', *given.values()]]),
     }
 
 

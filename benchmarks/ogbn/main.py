@@ -179,23 +179,22 @@ def _best(row: Row) -> int:
 
 
 def render(report: dict[str, Any]) -> dict[str, str]:
-    header = ['dataset', 'graph', 'variant', 'processes', 'last loss', 'metric', 'val', 'test']
+    header = ['dataset', 'variant', 'processes', 'last loss', 'val', 'test']
+    sizes = {r['dataset']: f'{r["dataset"]}: {show_size(r)}.' for r in report['rows']}
     lines = []
     for r in report['rows']:
         best = _best(r)
         lines.append(
             [
-                r['dataset'],
-                show_size(r),
+                r['dataset'] + (f', {r["metric"]}' if r['metric'] != 'accuracy' else ''),
                 r['variant'],
                 r['processes'],
                 f'{r["loss"][-1]:.5f}',
-                r['metric'],
                 f'{r["val"][best]:.4f}',
                 f'{r["test"][best]:.4f}',
             ]
         )
-    return {'table': table(header, lines)}
+    return {'table': f'{" ".join(sizes.values())}\n\n{table(header, lines)}'}
 
 
 def settings() -> str:

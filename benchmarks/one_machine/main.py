@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -129,22 +129,31 @@ def _of_all(runs: list[Row]) -> Row:
 
 def render(report: Row) -> dict[str, str]:
     header = ['program', '`memory`', 'peak MiB', 's per epoch', 'GB written', 'GB read']
-    blocks = []
+    blocks: list[str] = []
+    graphs: dict[str, str] = {}
     for name, group in groupby(report['rows'], lambda row: row['workload']):
         rows = list(group)
         lines = [_line(row) for row in rows]
-        blocks.append(f'{_title(name, rows[0])}\n\n{table(header, lines)}')
+        graph = f'{show_size(rows[0])}, {rows[0]["num_features"]} features'
+        first = graphs.setdefault(graph, name)
+        title = _title(name, graph if first == name else f'the graph of {first}', rows[0])
+        blocks.append(f'{title}\n\n{table(header, lines)}')
+    written, read = zip(*(row['rates'] for row in report['rows']), strict=True)
+    blocks.append(f'Disk, GB/s: {_range(written)} written, {_range(read)} read.')
     return {'table': '\n\n'.join(blocks)}
 
 
-def _title(name: str, row: Row) -> str:
+def _range(rates: Sequence[float]) -> str:
+    low, high = (f'{rate(rates) / 1e9:.2g}' for rate in (min, max))
+    return low if low == high else f'{low} to {high}'
+
+
+def _title(name: str, graph: str, row: Row) -> str:
     kind = {'sage': 'GraphSAGE', 'gcn': 'GCN', 'gat': 'GAT, 4 heads'}[row['model']]
     norm = row['norm'].replace('_', ' ')
-    written, read = (rate / 1e9 for rate in row['rates'])
     return (
-        f'**{name}**: {show_size(row)}, {row["num_features"]} features; {kind}, {row["layers"]} '
-        f'layers, hidden {row["hidden"]}, {norm}; {row["parts"]} parts. '
-        f'Disk: {written:.2g} GB/s written, {read:.2g} GB/s read.'
+        f'**{name}**: {graph}; {kind}, {row["layers"]} layers, hidden {row["hidden"]}, {norm}; '
+        f'{row["parts"]} parts.'
     )
 
 

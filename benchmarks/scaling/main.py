@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import ARXIV, TINY, sizes  # noqa: E402
-from measured_training import num_cores  # noqa: E402
+from measured_training import NAMES, num_cores  # noqa: E402
 from plots import COLORS, log_axes, panels, save  # noqa: E402
 from report import (  # noqa: E402
     Benchmark,
@@ -93,24 +93,18 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 def render(report: dict[str, Any]) -> dict[str, str]:
     rows = report['rows']
-    lines = [
-        [
-            r['model'],
-            r['variant'] if r['variant'] == PLAIN else r['processes'],
-            show(r['seconds']),
-            show(r['of_plain']),
-            *(['', ''] if r['variant'] == PLAIN else _speedup(r)),
-            show_mib(r['peak_bytes']),
-        ]
-        for r in rows
-    ]
-    header = ['model', 'ranks', 's per epoch', 'of plain', 'speedup', 'ideal', 'peak MiB']
+    models = list(dict.fromkeys(r['model'] for r in rows))
+    lines: dict[tuple[str, int], list[object]] = {}
+    for r in rows:
+        is_plain = r['variant'] == PLAIN
+        count = PLAIN if is_plain else r['processes']
+        speedup = '' if is_plain else show(r['speedup'])
+        line = lines.setdefault((r['variant'], r['processes']), [count])
+        line += [show(r['seconds']), speedup, show_mib(r['peak_bytes'])]
+    names = ([f'{NAMES[model]}, s', 'speedup', 'MiB'] for model in models)
+    header = ['ranks', *(name for of in names for name in of)]
     head = f'`{rows[0]["graph"]}`: {show_size(rows[0])}; {report["environment"]["cores"]} cores.'
-    return {'table': f'{head}\n\n{table(header, lines)}'}
-
-
-def _speedup(row: Row) -> list[str]:
-    return [show(row['speedup']), f'{row["ideal_speedup"]:.0f}']
+    return {'table': f'{head}\n\n{table(header, lines.values())}'}
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
