@@ -199,18 +199,17 @@ def page(facts: dict[str, Any]) -> str:
             if counts[kind] or kind == 'WRONG'
         ),
         '',
-        'All programs: `tools/published/results.json`. Programs that are not exact by the promised',
-        'lines alone, with the number of more lines:',
+        'All programs, with the lines that are more and why: `tools/published/results.json`.',
         '',
     ]
-    groups: dict[str, list[str]] = {}
+    more, groups = list[str](), dict[str, list[str]]()
     for program in programs:
         kind, name = _kind(program), program['program'].removeprefix('examples/')
         if kind == 'exact with more lines':
-            more = program['result'].split()[2]
-            groups.setdefault(program['note'], []).append(f'`{name}` ({more})')
+            more.append(f'`{name}` {program["result"].split()[2]}')
         elif kind != 'exact':
             groups.setdefault(program['result'], []).append(f'`{name}`')
+    lines.append(f'- exact with so many more lines: {", ".join(more)}.')
     for why, names in groups.items():
         lines.append(f'- {", ".join(names)}: {why}.')
     return '\n'.join(lines) + '\n'
