@@ -151,8 +151,9 @@ class MessageRun(Intercept):
             keeps = bool(names or written)
             if aggregate.sums_one:
                 product = SummedProduct(call, self._edge_samples, self.read)
-                of = self._reduced[0], out, keeps, undone.uses_rng
-                source, weight, is_factored = product.read_from(*of)
+                source, weight, is_factored = product.read_from(
+                    reduced[0], out, keeps, undone.uses_rng
+                )
             if is_factored:
                 path = 'one_shot' if is_one_shot else 'scalar times x_j'
                 edge_outputs, reduced = (out.factor, *edge_outputs), []
@@ -166,7 +167,7 @@ class MessageRun(Intercept):
                     return at_once
                 assert self._use.weights is not None
                 weights = plain(self._use.weights).detach()
-            read = outputs if is_factored else [out, *outputs]
+            read = outputs if path == 'scalar times x_j' else [out, *outputs]
             learnable, are_read = leaves_of(read, samples, first_node)
             return Plan(
                 path=path,

@@ -165,6 +165,34 @@ def test_a_message_that_leaves_early() -> None:
     assert_alike(_of_edge_features, graph=GRAPHS[case], cut=CASES[case][1], tolerance=1e-12)
 
 
+class _Early(MessagePassing):  # type: ignore[misc]
+    """A factor times x_j; without edges a result that depends on neither."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr='sum')
+
+    def forward(self, x: Tensor, edge_index: Tensor, w: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, w=w)
+
+    def message(self, x_j: Tensor, w: Tensor, index: Tensor) -> Tensor:
+        if index.numel() == 0:
+            return torch.zeros(0, 24, dtype=torch.float64)
+        return w.tanh().view(-1, 1) * x_j
+
+
+def _of_a_factor(data: Any, wrap: Wrap) -> list[Any]:
+    model = parallel(_Early(), wrap, mode='one_shot')
+    w = torch.arange(3.0, dtype=torch.float64).requires_grad_()
+    x = data.x.requires_grad_()
+    model(x.repeat(1, 4), data.edge_index, w).sin().sum().backward()
+    return [gradient(x), gradient(w)]
+
+
+def test_a_message_that_forgets_what_it_reads() -> None:
+    case = 'part without edges'
+    assert_alike(_of_a_factor, graph=GRAPHS[case], cut=CASES[case][1], tolerance=1e-12)
+
+
 def _with_learned_weights(root: str) -> str:
     data = pyg_sar.load_shard(root)
     weight = torch.ones(9, dtype=torch.float64, requires_grad=True)
