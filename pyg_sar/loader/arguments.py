@@ -220,8 +220,8 @@ def of_all_ranks(ids: Tensor) -> str:
     return f'{count} of the whole graph, hash {int(hashes.sum()) % 2**32:x}'
 
 
-def of_own(ids: Tensor, total: int) -> str:
-    """Words that differ for different sets, of which every rank has its own ids (collective)."""
+def of_mask(ids: Tensor, total: int) -> str:
+    """Words that differ for masks of other nodes; `ids` are the own chosen ones (collective)."""
     digest = all_reduce_sum(hashed(0, ids).sum().view(1), 'the hash of a mask')
     return f'a mask of {total}, hash {int(digest) % 2**32:x}'
 

@@ -15,7 +15,7 @@ from pyg_sar.loader.arguments import (
     check_ids,
     nodes_of,
     of_all_ranks,
-    of_own,
+    of_mask,
     own_of,
     own_times,
 )
@@ -172,7 +172,7 @@ def _own_seeds(store: Any, value: Any) -> tuple[Tensor, Sharding, str]:
     if nodes.dtype == torch.bool and nodes.shape == (count,):
         mask = sharding.selected(own_rows('input_nodes', nodes, 0, sharding))
         own = mask.chosen(torch.device('cpu'))
-        return own, mask, of_own(n_id[own], mask.total)
+        return own, mask, of_mask(n_id[own], mask.total)
     ids = gather(nodes).detach().cpu()
     if ids.dim() != 1 or ids.dtype == torch.bool or (ids.numel() and ids.is_floating_point()):
         raise ValueError(

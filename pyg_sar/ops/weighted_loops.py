@@ -1,6 +1,7 @@
 """The sums and dots of :mod:`pyg_sar.ops.spmm` by the compiled loop, and on several threads.
 
-One piece writes a row, so results do not depend on the number of threads.
+One piece writes a row, or the sums of all pieces are added in their order. Where a piece ends is
+decided by the edges alone. So results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -90,9 +91,9 @@ def run_on_edges(
     if sums is None:
         side_by_side((partial(run, first, *chunk) for chunk in chunks), segments.ptr.device)
         return
-    of_others = [torch.zeros_like(sums) for _ in chunks[1:]]
-    targets = first, *arrays_of(of_others, ())
+    more = [torch.zeros_like(sums) for _ in chunks[1:]]
+    targets = first, *arrays_of(more, ())
     pieces = (partial(run, to, *chunk) for to, chunk in zip(targets, chunks, strict=True))
     side_by_side(pieces, segments.ptr.device)
-    for others_sums in of_others:
-        sums.add_(others_sums)
+    for of_chunk in more:
+        sums.add_(of_chunk)
