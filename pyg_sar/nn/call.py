@@ -22,6 +22,7 @@ from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.intercept import MessageError, SourceIndex
 from pyg_sar.nn.options import Options
 from pyg_sar.nn.source_rows import StandIn
+from pyg_sar.nn.table_reads import TableReads
 from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.shard.blocks import Plan, plan_of
@@ -70,6 +71,7 @@ class Call:
     arguments: Arguments = field(init=False)  # with nodes or edges in their first dimension
     slots: tuple[_Slot, ...] = field(init=False)
     draws: EdgeDraws | None = field(init=False)  # of its masks of dropout, where drawn by edge
+    reads_tables: bool = False  # as the plan of its kind tells
 
     def bind(self) -> None:
         """Checks the arguments and sorts them into their roles."""
@@ -204,7 +206,10 @@ class Call:
     def run(self, values: dict[str, Any]) -> Tensor:
         """Runs the function on :meth:`inputs`."""
         conv, draws = self.conv, self.draws
-        with nullcontext() if draws is None else draws.of(values.get(_IDS)):
+        with (
+            nullcontext() if draws is None else draws.of(values.get(_IDS)),
+            TableReads() if self.reads_tables else nullcontext(),
+        ):
             if self.function == 'factor':
                 kwargs = conv.inspector.collect_param_data('message', values)
                 with torch._C._EnableTorchFunction():

@@ -153,6 +153,7 @@ class Watch(TorchFunctionMode):
 
     Attributes:
         edge_bytes: What the largest tensor with a row per edge takes for each.
+        reads_tables: Whether ids of edges, such as relations, index a tensor with gradients.
         by_destination: Whether rows of destinations were read at the edges.
         scores: What scores of attention may be made of.
         is_off: Whether it lets everything pass.
@@ -162,7 +163,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.edges, self.nodes = edges, nodes
         self.edge_bytes = 0
-        self.by_destination = self.is_off = False
+        self.reads_tables = self.by_destination = self.is_off = False
         self.scores = ScoreNotes()
         self._device = device
         self._alike: dict[Any, Any] = {}
@@ -192,6 +193,8 @@ class Watch(TorchFunctionMode):
             return self._without_rows(func, args, kwargs)
         if name == 'register_hook':
             refuse('it hangs a hook on what it computes, which would get gradients of some edges')
+        if func is Tensor.__getitem__ and isinstance(args[1], Rows):
+            self.reads_tables |= not isinstance(args[0], Rows) and args[0].requires_grad
         if kwargs.get('generator') is not None:
             refuse(f"'{name}' draws by a generator of the program")
         is_mask = name in _COMPARISONS and not kwargs
@@ -201,7 +204,7 @@ class Watch(TorchFunctionMode):
 
     def _noted(self, out: Any) -> Any:
         for value in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(value, Rows):
+            if isinstance(value, Rows) and value._sharding is not self.nodes:
                 with plainly():
                     # A view may have more entries than memory.
                     held = value.numel() * value.element_size()

@@ -137,7 +137,8 @@ class MessageRun(Intercept):
         """The cheapest path that is exact, with what the run has found."""
         call, conv = self.call, self.call.conv
         name, is_one_shot = f'{name_of(conv)}.{call.function}', call.options.mode == 'one_shot'
-        at_once = Plan(path='by destination', function=name)
+        tables = self._watch.reads_tables
+        at_once = Plan(path='by destination', function=name, reads_tables=tables)
         if self.by_destination or self._num_softmax > 1:
             return at_once
         attributes = tuple(undone.changed[name] for name in names)
@@ -181,8 +182,11 @@ class MessageRun(Intercept):
                 is_sum=aggregate is not None and is_sum(conv),
                 is_hooked=aggregate is not None and is_hooked(conv),
                 weights=weights,
-                scores=None if reduced else self._scores(edge_outputs, written, undone.uses_rng),
+                scores=None
+                if reduced or written or undone.uses_rng
+                else self._scores(edge_outputs, learnable),
                 edge_bytes=self._watch.edge_bytes,
+                reads_tables=tables,
                 uses_rng=undone.uses_rng,
                 learnable=learnable,
                 are_read=are_read,
@@ -192,18 +196,18 @@ class MessageRun(Intercept):
             )
 
     def _scores(
-        self, outputs: tuple[Tensor, ...], written: tuple[str, ...], uses_rng: bool
+        self, outputs: tuple[Tensor, ...], learnable: tuple[Tensor, ...]
     ) -> LeakyScores | None:
         """What the weights are made of, if they are the only output."""
         weights = self._use.weights
-        if weights is None or len(outputs) != 1 or written or uses_rng:
+        if weights is None or len(outputs) != 1:
             return None
         out = plain(outputs[0])
         is_same = out.data_ptr() == weights.data_ptr() and out.numel() == weights.numel()
         is_kept = version_of(weights) == 0 and out.requires_grad == weights.requires_grad
         if not (is_same and is_kept and out.is_contiguous()):
             return None
-        return self._watch.scores.read(self._logits, self._values)
+        return self._watch.scores.read(self._logits, self._values, learnable)
 
     def _is_linear(self, outputs: list[Tensor], aggregate: Aggregate | None) -> bool:
         reductions = () if aggregate is None else aggregate.reductions

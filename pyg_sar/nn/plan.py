@@ -42,6 +42,7 @@ class Plan:
     # What these weights are made of, if it gives them and nothing else and that is all it reads.
     scores: LeakyScores | None = None
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
+    reads_tables: bool = False  # whether ids of edges index a tensor with gradients
     uses_rng: bool = False  # whether it draws by a generator of torch, or may do so
     are_read: tuple[bool, ...] = ()  # of its arguments: whether its result has their gradient
     drops: bool = False  # whether it draws masks of dropout by edge, or may do so

@@ -61,12 +61,14 @@ def _on_edges(plan: Plan, call: Call) -> tuple[list[State], tuple[Tensor, ...]]:
 
 def _weights(scores: LeakyScores, plan: Plan, call: Call) -> Tensor | None:
     """Weights of attention by their own loop, where it takes them and reads no other rows."""
-    source, own = _argument(call, scores.source), _argument(call, scores.own)
-    if len(call.arguments.src) > 1 or not have_loop(source, own):
+    source, own, att = _argument(call, scores.source), _argument(call, scores.own), None
+    if scores.att is not None:
+        att = plan.arguments(call.arguments).instead[scores.att][0]
+    if len(call.arguments.src) > 1 or not have_loop(source, own, att):
         return None
     kept: list[Tensor] | None = [] if call.options.mode == 'sequential_no_remat' else None
     loop = BlockByBlock(call.plan, call.exchange, kept)
-    weights = attention_weights(source, own, scores.slope, loop)
+    weights = attention_weights(source, own, att, scores.slope, loop)
     return _shaped(weights, call.plan.num_edges, *plan.edge_outputs[0].shape[1:])
 
 

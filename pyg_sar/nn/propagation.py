@@ -135,6 +135,7 @@ def _planned(
         text = f'{location()}: {plan.function}, path {plan.path}, mode {call.options.mode!r}'
         say(_logger, logging.INFO, text)
     call.bind()
+    call.reads_tables = plan.reads_tables
     if draws is not None:
         edges = arguments[0]
         handle = edges.handle if isinstance(edges, EdgeIndex) else edges

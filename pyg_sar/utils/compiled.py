@@ -48,5 +48,6 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
 U = np.uintp
 """An index: a signed one may count from the end, and such loops do not vectorise."""
 
+LINE_BYTES = U(64)
 ROWS_AHEAD = U(24)
 """So many narrow rows ahead are asked for."""

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from pyg_sar.utils.attention_loops import attention_weights as attention_weights
+from pyg_sar.utils.attention_loops import gradients_of_leaky_dots as gradients_of_leaky_dots
 from pyg_sar.utils.attention_loops import gradients_of_scores as gradients_of_scores
+from pyg_sar.utils.attention_loops import leaky_dots as leaky_dots
+from pyg_sar.utils.compiled import LINE_BYTES as _LINE_BYTES
 from pyg_sar.utils.compiled import ROWS_AHEAD as _ROWS_AHEAD
 from pyg_sar.utils.compiled import U as _U
 from pyg_sar.utils.compiled import compiled, prefetch
 
-_LINE_BYTES = _U(64)
 _AHEAD_BYTES = _U(6144)
 """Rows are asked for so far ahead: 12 of 512 bytes were best, and fewer of wider ones fit in."""
 _SEGMENTS_AHEAD = _U(2)
@@ -121,9 +123,12 @@ def add_rows(target: Any, index: Any, rows: Any, width: Any) -> bool:
     """``target[index[k]] += rows[k]``, one after another; otherwise as :func:`read_rows`."""
     width = _U(width)
     num_rows, last = _U(target.size) // width, _U(index.size)
+    line = _LINE_BYTES // _U(target.itemsize)
     for k in range(last):
         if k + _ROWS_AHEAD < last:
-            prefetch(target, _U(index[k + _ROWS_AHEAD]) * width)
+            later = _U(index[k + _ROWS_AHEAD]) * width
+            for c in range(_U(0), width, line):
+                prefetch(target, later + c)
         row = _U(index[k])
         if row >= num_rows:
             return False

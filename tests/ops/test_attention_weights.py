@@ -18,7 +18,7 @@ from pairs import pairs
 from ranks import run_as_threads
 from small_graphs import cut, small_graph
 from torch import Tensor
-from torch_geometric.nn import GATConv, MessagePassing
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
 from torch_geometric.utils import softmax
 
 import pyg_sar
@@ -129,15 +129,83 @@ def test_weights_of_a_user(weigh: Any, in_message: bool) -> None:
     assert _is_looped(Scored(weigh, in_message), 2) == (weigh in LOOPED)
 
 
-@pairs(world_size=[3, 1], heads=[1, 4], mode=['sequential', 'sequential_no_remat'])
-def test_gat(world_size: int, heads: int, mode: str) -> None:
-    assert _is_looped(GATConv(6, 3, heads).double(), world_size, mode)
+class Dotted(MessagePassing):
+    """GATv2 of a user: scores of both ends, whose channels a parameter sums."""
+
+    def __init__(self, weigh: Callable[..., Tensor]) -> None:
+        super().__init__(aggr='add', node_dim=0)
+        self.weigh = weigh
+        self.ends = torch.nn.Linear(6, 24, dtype=torch.float64)
+        self.att = torch.nn.Parameter(torch.randn(1, 3, 4, dtype=torch.float64))
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        source, own = self.ends(x).view(-1, 3, 8).split(4, dim=-1)
+        w = self.edge_updater(edge_index, x=(source, own))
+        return self.propagate(edge_index, x=(source, own), w=w).flatten(1)
+
+    def edge_update(self, x_j: Tensor, x_i: Tensor, index: Tensor) -> Tensor:
+        return softmax(self.weigh(self, x_j, x_i), index)
+
+    def message(self, x_j: Tensor, w: Tensor) -> Tensor:
+        return w.unsqueeze(-1) * x_j
 
 
+def dots(self: Any, a: Tensor, b: Tensor) -> Tensor:
+    return (F.leaky_relu(a + b, 0.2) * self.att).sum(dim=-1)
+
+
+def dots_turned_round(self: Any, a: Tensor, b: Tensor) -> Tensor:
+    return torch.sum(self.att * F.leaky_relu(b + a, -0.3), dim=-1)
+
+
+def of_a_part(self: Any, a: Tensor, b: Tensor) -> Tensor:
+    return (F.leaky_relu(a + b, 0.2) * self.att[:, :, :1]).sum(dim=-1)
+
+
+def over_heads(self: Any, a: Tensor, b: Tensor) -> Tensor:
+    return (F.leaky_relu(a + b, 0.2) * self.att).sum(dim=1)[:, :3]
+
+
+def with_gates(self: Any, a: Tensor, b: Tensor) -> Tensor:
+    return (F.leaky_relu(a + b, 0.2) * self.att * self.att).sum(dim=-1)
+
+
+def of_constants(self: Any, a: Tensor, b: Tensor) -> Tensor:
+    return (F.leaky_relu(a + b, 0.2) * self.att.detach()).sum(dim=-1)
+
+
+def changed_products(self: Any, a: Tensor, b: Tensor) -> Tensor:
+    return (F.leaky_relu(a + b, 0.2) * self.att).mul_(2).sum(dim=-1)
+
+
+def of_leaky_heads(self: Any, a: Tensor, b: Tensor) -> Tensor:
+    return F.leaky_relu(((a + b) * self.att).sum(dim=-1), 0.2)
+
+
+DOTS = dots, dots_turned_round
+OTHER_DOTS = of_a_part, over_heads, with_gates, of_constants, changed_products, of_leaky_heads
+
+
+@pytest.mark.parametrize('weigh', [*DOTS, *OTHER_DOTS])
+def test_dots_of_a_user(weigh: Any) -> None:
+    assert _is_looped(Dotted(weigh), 2) == (weigh in DOTS)
+
+
+@pairs(
+    conv=[GATConv, GATv2Conv],
+    world_size=[3, 1],
+    heads=[1, 4],
+    mode=['sequential', 'sequential_no_remat'],
+)
+def test_attention(conv: Any, world_size: int, heads: int, mode: str) -> None:
+    assert _is_looped(conv(6, 3, heads).double(), world_size, mode)
+
+
+@pytest.mark.parametrize('conv', [GATConv, GATv2Conv])
 @on_ranks(1)
-def test_chunks_add_in_their_order(data: Any) -> None:
+def test_chunks_add_in_their_order(data: Any, conv: Any) -> None:
     torch.manual_seed(0)
-    module, found = GATConv(6, 3, 4).double(), []
+    module, found = conv(6, 3, 4).double(), []
     with mock.patch.multiple(weighted_loops, _CHUNK_EDGES=16, _EDGES_OF_SUMS=0):
         for num_threads in (1, 3):
             torch.set_num_threads(num_threads)

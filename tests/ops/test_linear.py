@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from unittest import mock
 
 import pytest
 import torch
@@ -136,6 +137,8 @@ def test_layers_of_a_wrapped_model_alone():
         assert cls.forward.__module__ == cls.__module__
         assert cls.forward.__code__.co_filename != by_onednn.__file__
     torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-5)
+    with mock.patch.object(torch.nn.Linear, 'forward', lambda _, x: x[:, :OUT]):
+        assert torch.equal(model(x), model.last(x[:, :OUT].relu()))
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
