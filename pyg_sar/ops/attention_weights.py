@@ -62,7 +62,7 @@ class _AttentionWeights(torch.autograd.Function):
         out = source.new_empty(loop.plan.num_edges, *shape)
         largest = own.new_full((own.size(0), *shape), float('-inf'))
         sums = torch.zeros_like(largest)
-        heads, number = prod(shape), own.new_tensor(slope).numpy()[()]  # in their dtype
+        heads, number = (0,) * prod(shape), own.new_tensor(slope).numpy()[()]  # in their dtype
 
         def run(block: Block, rows: Tensor, *steps: int) -> None:
             written, ends = [block.span(out), largest, sums], (number, *steps)
@@ -94,7 +94,7 @@ class _AttentionWeights(torch.autograd.Function):
         row_sum = weights.new_zeros(own.size(0), *weights.shape[1:])
         of_own = torch.zeros_like(own) if needs[1] else None
         of_att = torch.zeros_like(att) if needs[2] else None
-        heads = prod(weights.shape[1:])
+        heads = (0,) * prod(weights.shape[1:])
 
         def run(block: Block, rows: Tensor, of_rows: Tensor | None, *steps: int) -> None:
             read = block.span(weights), block.span(grad), rows, own

@@ -61,7 +61,7 @@ def run_on_edges(
     segments: Segments,
     written: Sequence[Tensor | None],
     read: Sequence[Any],
-    *widths: int,
+    *widths: Any,
     ends: Sequence[Any] = (),
     adds: bool = False,
 ) -> None:

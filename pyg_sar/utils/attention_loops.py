@@ -29,6 +29,7 @@ def _as_float32(typing: Any, bits: Any) -> Any:
     return types.float32(types.int32), generate
 
 
+_LANES = _U(16)
 _F, _I = np.float32, np.int32
 _LEAST = _F(-87.25)  # below lie numbers that float32 holds with fewer bits
 _LOG2_E, _HALF, _ONE = _F(1.442695041), _F(0.5), _F(1)
@@ -80,60 +81,63 @@ def attention_weights(
     | 2: ``out[e, h] *= 1 / sums[r, h]``
 
     Segments, r, e and the result are those of :func:`~pyg_sar.utils.numba_loops.sums_and_dots`.
+    `heads` is a tuple of so many numbers: loops are compiled for its length.
     """
-    heads, stop = _U(heads), _U(ptr[_U(end)])
-    num_rows, most = _U(source.size) // heads, _U(0)
+    width, stop = _U(len(heads)), _U(ptr[_U(end)])
+    num_rows, most = _U(source.size) // width, _U(0)
     for segment in range(_U(start), _U(end)):
         most = max(most, _U(ptr[segment + _U(1)] - ptr[segment]))
-    scratch = np.empty(most * heads, out.dtype)  # of one segment, head by head
+    scratch = np.empty(most * width + _LANES, out.dtype)  # of one segment
+    here = np.empty(len(heads), out.dtype)
     for segment in range(_U(start), _U(end)):
-        row = (_U(keys[segment]) if keys.size else segment) * heads
+        row = (_U(keys[segment]) if keys.size else segment) * width
         begin, count = _U(ptr[segment]), _U(ptr[segment + _U(1)] - ptr[segment])
-        for i in range(count):
+        for h in range(width):
+            here[h] = largest[row + h]
+        for i in range(count if first > 0 else _U(0)):
+            k = begin + i
+            if perm.size and k + _ROWS_AHEAD < stop:
+                prefetch(out, _U(perm[k + _ROWS_AHEAD]) * width)
+            edge = (_U(perm[k]) if perm.size else k) * width
+            for h in range(width):
+                scratch[i * width + h] = out[edge + h]
+        for i in range(count if first == 0 else _U(0)):
             k = begin + i
             if k + _ROWS_AHEAD < stop:
-                if first == 0:
-                    prefetch(source, _U(columns[k + _ROWS_AHEAD]) * heads)
+                prefetch(source, _U(columns[k + _ROWS_AHEAD]) * width)
                 if perm.size:
-                    prefetch(out, _U(perm[k + _ROWS_AHEAD]) * heads)
-            if first > 0:
-                edge = (_U(perm[k]) if perm.size else k) * heads
-                for h in range(heads):
-                    scratch[h * count + i] = out[edge + h]
-                continue
+                    prefetch(out, _U(perm[k + _ROWS_AHEAD]) * width)
             if _U(columns[k]) >= num_rows:
                 return False
-            of = _U(columns[k]) * heads
-            for h in range(heads):
+            of = _U(columns[k]) * width
+            for h in range(width):
                 score = source[of + h] + own[row + h]
-                scratch[h * count + i] = score if score > 0 else score * slope
-        for h in range(heads):
-            if first == 0:
-                top = largest[row + h]
-                for i in range(count):
-                    score = scratch[h * count + i]
-                    top = score if score > top or score != score else top
-                largest[row + h] = top
-            if first <= 1 <= last:
-                top = largest[row + h]
-                for i in range(count):
-                    scratch[h * count + i] -= top
+                score = score if score > 0 else score * slope
+                scratch[i * width + h] = score
+                here[h] = score if score > here[h] or score != score else here[h]
+        for h in range(width):
+            largest[row + h] = here[h]
         if first <= 1 <= last:
-            exponentials(scratch, count * heads)
-        for h in range(heads):
-            total = sums[row + h]
-            if first <= 1 <= last:
-                for i in range(count):
-                    total += scratch[h * count + i]
-                sums[row + h] = total
-            if last == 2:
-                total = 1 / total
-                for i in range(count):
-                    scratch[h * count + i] *= total
+            for i in range(count):
+                for h in range(width):
+                    scratch[i * width + h] -= here[h]
+            num_exponents = count * width
+            for lane in range(_LANES):  # whole vectors
+                scratch[num_exponents + lane] = 0
+            exponentials(scratch, (num_exponents + _LANES - _U(1)) // _LANES * _LANES)
+            for h in range(width):
+                here[h] = sums[row + h]
+            for i in range(count):
+                for h in range(width):
+                    here[h] += scratch[i * width + h]
+            for h in range(width):
+                sums[row + h] = here[h]
+        for h in range(width):
+            here[h] = 1 / sums[row + h] if last == 2 else 1
         for i in range(count):
-            edge = (_U(perm[begin + i]) if perm.size else begin + i) * heads
-            for h in range(heads):
-                out[edge + h] = scratch[h * count + i]
+            edge = (_U(perm[begin + i]) if perm.size else begin + i) * width
+            for h in range(width):
+                out[edge + h] = scratch[i * width + h] * here[h]
     return True
 
 
@@ -163,41 +167,48 @@ def gradients_of_scores(
     | 1: ``d = weights[e, h] * (gradients[e, h] - row_sum[r, h])``, times the slope up to zero;
       ``of_source[columns[k], h] += d`` and ``of_own[r, h] += d``, where they are asked for
 
-    Returns True: the columns are those of the weights.
+    Returns True: the columns are those of the weights. `heads` is as there.
     """
-    heads, stop = _U(heads), _U(ptr[_U(end)])
+    width, stop = _U(len(heads)), _U(ptr[_U(end)])
+    total, here = np.empty(len(heads), own.dtype), np.empty(len(heads), own.dtype)
     for segment in range(_U(start), _U(end)):
-        row = (_U(keys[segment]) if keys.size else segment) * heads
+        row = (_U(keys[segment]) if keys.size else segment) * width
         begin, count = _U(ptr[segment]), _U(ptr[segment + _U(1)] - ptr[segment])
+        for h in range(width):
+            total[h], here[h] = row_sum[row + h], 0
         if first == 0:
             for i in range(count):
                 k = begin + i
                 if perm.size and k + _ROWS_AHEAD < stop:
-                    prefetch(weights, _U(perm[k + _ROWS_AHEAD]) * heads)
-                    prefetch(gradients, _U(perm[k + _ROWS_AHEAD]) * heads)
-                edge = (_U(perm[k]) if perm.size else k) * heads
-                for h in range(heads):
-                    row_sum[row + h] += weights[edge + h] * gradients[edge + h]
+                    prefetch(weights, _U(perm[k + _ROWS_AHEAD]) * width)
+                    prefetch(gradients, _U(perm[k + _ROWS_AHEAD]) * width)
+                edge = (_U(perm[k]) if perm.size else k) * width
+                for h in range(width):
+                    total[h] += weights[edge + h] * gradients[edge + h]
+            for h in range(width):
+                row_sum[row + h] = total[h]
         if last == 0:
             continue
         for i in range(count):
             k = begin + i
             if k + _ROWS_AHEAD < stop:
-                later = _U(columns[k + _ROWS_AHEAD]) * heads
+                later = _U(columns[k + _ROWS_AHEAD]) * width
                 prefetch(source, later)
                 if of_source is not None:
                     prefetch(of_source, later)
                 if perm.size and first == 1:
-                    prefetch(weights, _U(perm[k + _ROWS_AHEAD]) * heads)
-                    prefetch(gradients, _U(perm[k + _ROWS_AHEAD]) * heads)
-            of, edge = _U(columns[k]) * heads, (_U(perm[k]) if perm.size else k) * heads
-            for h in range(heads):
-                d = weights[edge + h] * (gradients[edge + h] - row_sum[row + h])
+                    prefetch(weights, _U(perm[k + _ROWS_AHEAD]) * width)
+                    prefetch(gradients, _U(perm[k + _ROWS_AHEAD]) * width)
+            of, edge = _U(columns[k]) * width, (_U(perm[k]) if perm.size else k) * width
+            for h in range(width):
+                d = weights[edge + h] * (gradients[edge + h] - total[h])
                 d = d if source[of + h] + own[row + h] > 0 else d * slope
                 if of_source is not None:
                     of_source[of + h] += d
-                if of_own is not None:
-                    of_own[row + h] += d
+                here[h] += d
+        if of_own is not None:
+            for h in range(width):
+                of_own[row + h] += here[h]
     return True
 
 

@@ -102,7 +102,7 @@ def loops(dtype: str = 'float32') -> ModuleType | None:
 
         rows, index, ptr = np.empty(0, dtype), np.empty(0, np.int64), np.zeros(1, np.int32)
         edges = ptr, ptr[:0], index, ptr[:0]
-        of_edges = *edges, 1, 0, 0, rows.dtype.type(0), 0
+        of_edges = *edges, (0,), 0, 0, rows.dtype.type(0), 0
         module: Any = numba_loops
         last = module.read_rows
         with _compiled_once(numba_loops, last.stats.cache_path):
