@@ -22,12 +22,20 @@ from pyg_sar.shard.blocks import Block
 from pyg_sar.shard.csr import Segments
 from pyg_sar.shard.index_rows import rows_at
 
+_MOST_HEADS = 64
+"""Loops are compiled for a number of heads, some seconds from here on."""
+
 
 def have_loop(source: Tensor, own: Tensor, att: Tensor | None) -> bool:
     """Whether :func:`attention_weights` takes scores like these."""
     is_alike = source.dtype == own.dtype and source.shape[1:] == own.shape[1:]
     is_fit = att is None or (att.dtype == own.dtype and att.shape == own.shape[1:])
-    return is_alike and is_fit and has_loop(source)
+    has_few = _num_heads(own, att) <= _MOST_HEADS
+    return is_alike and is_fit and has_few and has_loop(source)
+
+
+def _num_heads(own: Tensor, att: Tensor | None) -> int:
+    return prod(own.shape[1:]) if att is None else att.size(0)
 
 
 def attention_weights(
@@ -62,7 +70,8 @@ class _AttentionWeights(torch.autograd.Function):
         out = source.new_empty(loop.plan.num_edges, *shape)
         largest = own.new_full((own.size(0), *shape), float('-inf'))
         sums = torch.zeros_like(largest)
-        heads, number = (0,) * prod(shape), own.new_tensor(slope).numpy()[()]  # in their dtype
+        heads = (0,) * _num_heads(own, att)  # of which a loop reads the length
+        number = own.new_tensor(slope).numpy()[()]  # in their dtype
 
         def run(block: Block, rows: Tensor, *steps: int) -> None:
             written, ends = [block.span(out), largest, sums], (number, *steps)
@@ -94,7 +103,7 @@ class _AttentionWeights(torch.autograd.Function):
         row_sum = weights.new_zeros(own.size(0), *weights.shape[1:])
         of_own = torch.zeros_like(own) if needs[1] else None
         of_att = torch.zeros_like(att) if needs[2] else None
-        heads = (0,) * prod(weights.shape[1:])
+        heads = (0,) * _num_heads(own, att)
 
         def run(block: Block, rows: Tensor, of_rows: Tensor | None, *steps: int) -> None:
             read = block.span(weights), block.span(grad), rows, own
