@@ -6,7 +6,6 @@ import atexit
 import gc
 import os
 import time
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 from unittest import mock
@@ -60,33 +59,23 @@ def test_bits_are_those_of_messages(data, dtype, keep):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def _bytes_sent(work: Callable[[], Any]) -> int:
-    batch, sent = dist.batch_isend_irecv, []
-
-    def noted(ops: list[dist.P2POp]) -> Any:
-        sent.extend(op.tensor.nbytes for op in ops if op.op is dist.isend)
-        return batch(ops)
-
-    with mock.patch.object(dist, 'batch_isend_irecv', noted):
-        work()
-    return sum(sent)
-
-
 @on_ranks(3, is_local=True)
 def test_messages_tell_only_where_rows_are(data):
     shard = data.edge_index.handle.shard
     own = data.x[: shard.num_own].double().repeat(1, 50)
     exchange = Exchange(shard)
 
-    def fetch() -> None:
-        for _ in exchange.all_gather_halo([own]):
-            pass
+    def bytes_sent() -> int:
+        with mock.patch.object(dist, 'batch_isend_irecv', wraps=dist.batch_isend_irecv) as batch:
+            assert list(exchange.all_gather_halo([own]))
+        ops = [op for call in batch.call_args_list for op in call.args[0]]
+        return sum(op.tensor.nbytes for op in ops if op.op is dist.isend)
 
     steps = sum(step.send_rows > 0 for step in shard.steps)
     rows = sum(step.send_rows for step in shard.steps)
-    assert _bytes_sent(fetch) == 32 * steps
+    assert bytes_sent() == 32 * steps
     with apart():
-        assert _bytes_sent(fetch) == rows * own[0].nbytes > 32 * steps
+        assert bytes_sent() == rows * own[0].nbytes > 32 * steps
 
 
 @on_ranks(3, num_parts=0)
@@ -205,27 +194,24 @@ def test_only_ranks_of_one_network_that_can_open_memory_share_it():
         assert not find_shared(0, _with_itself, 1.0).pids
 
 
-def _receive_late(how: str) -> list[float]:
-    comm = current()
-    with comm.guard('rows'):
-        if dist.get_rank() == 0:
-            for work in comm.start_send_recv([], 1, [torch.full((9,), 3.0)], 1, 'rows')[0]:
-                work.wait()
-            if how == 'ends':
-                atexit._run_exitfuncs()
-            os._exit(0)
-        came = torch.zeros(9)
-        works, _, unpack = comm.start_send_recv([came], 0, [], 0, 'rows')
-        time.sleep(1.5)
-        for work in works:
-            work.wait()
-        unpack()
-    return came.tolist()
-
-
 def _received(how: str) -> Any:
-    found: list[float] = []
-    return attempt(lambda: found.extend(_receive_late(how))), found
+    comm, came = current(), torch.zeros(9)
+
+    def receive_late() -> None:
+        with comm.guard('rows'):
+            if dist.get_rank() == 0:
+                for work in comm.start_send_recv([], 1, [torch.full((9,), 3.0)], 1, 'rows')[0]:
+                    work.wait()
+                if how == 'ends':
+                    atexit._run_exitfuncs()
+                os._exit(0)
+            works, _, unpack = comm.start_send_recv([came], 0, [], 0, 'rows')
+            time.sleep(1.5)
+            for work in works:
+                work.wait()
+            unpack()
+
+    return attempt(receive_late), came.tolist()
 
 
 @pytest.mark.parametrize('how', ['ends', 'dies'])
