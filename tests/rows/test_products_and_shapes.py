@@ -1,7 +1,8 @@
-"""Other shapes of rows on three ranks against those of the whole, with gradients."""
+"""Products and other shapes of rows on three ranks against those of the whole, with gradients."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,7 +17,32 @@ from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.rows.shapes import sharding_of_size
 from pyg_sar.rows.sharding import Sharding
 
-ROWS = """
+ROW_BY_ROW = """
+x @ y.t() | [2,3] [7,3]@0; torch.Tensor.__rmatmul__(y, x) | [2,3] [3,7]@1; x @ y | [7,3]@0 [4,3,2]
+torch.bmm(x, y) | [7,2,3]@0 [7,3,2]; x @ y | [7,2,3]@0 [1,3,2]; x @ y | [1,3]@0 [3,2]
+F.linear(x, y, z) | [4,7,3]@1 [2,3] [2]; F.linear(x, y, z) | [4,3] [7,3]@0 [7]
+F.bilinear(x, y, z, w) | [7,3]@0 [7,2]@0 [4,3,2] [4]
+torch.addmm(x, y, z, beta=0.5, alpha=2) | [7,2]@0 [7,3] [3,2]
+torch.einsum('nhd,hde->nhe', x, y) | [7,2,3]@0 [2,3,4]; torch.einsum('nd,de', x, y) | [7,3]@0 [3,2]
+torch.einsum('...d,de->e...', x, y) | [2,7,3]@1 [3,2]
+"""
+OVER_THE_ROWS = """
+x.t() @ x | [7,3]@0; x.t() @ y | [7,3]@0 [7,2]@0; x.t() @ y | [7,3]@0 [7,2]
+x.t() @ y | [1,3]@0 [1,2]@0; torch.mv(x, y) | [2,7] [7]@0; torch.dot(x, y) | [7]@0 [7]@0
+F.linear(x, y, z) | [3,7]@1 [2,7] [2]; F.bilinear(x, y, z, w) | [4,7]@1 [4,3] [2,7,3] [2]
+torch.addmm(x, y.t(), z) | [2] [7,3]@0 [7,2]@0
+torch.einsum('nhm,nhd->hmd', x, y) | [7,2,3]@0 [7,2,4]@0
+torch.einsum('nd,ne', x, y) | [7,3]@0 [7,2]; torch.einsum('nd->d', x) | [7,3]@0
+"""
+REFUSED_PRODUCTS = """
+x @ y.t() | [7,3]@0 [7,3]@0; x @ y | [2,7,3]@1 [2,3,7]@2; torch.tensordot(x, y, 1) | [7,3]@0 [3,2]
+torch.cdist(x, y) | [7,3]@0 [7,3]@0; torch.einsum('nd,md->nm', x, y) | [7,3]@0 [7,3]@0
+torch.einsum('nn->n', x) | [7,7]@0; torch.mm(x, y) | [7,7]@0 [7,7]@0
+F.linear(x, y) | [7,3]@0 [7,3]@0; torch.trace(x) | [7,7]@0; torch.diagonal(x) | [7,7]@0
+torch.cross(x, y, dim=0) | [3,7]@0 [3,7]@0
+torch.eye(x.size(1), dtype=x.dtype).to_sparse() @ x.t() | [7,3]@0
+"""
+OF_ROWS = """
 x.view(x.size(0), -1) | [7,2,3]@0; x.view(-1, 2, 3) | [7,6]@0; x.view(-1) | [7,6]@0
 x.view(-1, 3) | [7,6]@0; x.view(-1).view(7, -1) | [7,6]@0
 x.view(-1).view(14, 3).view(7, 3, 2) | [7,6]@0; x.view(1, 7, 6).reshape(7, 2, 3) | [7,6]@0
@@ -36,25 +62,41 @@ FETCHED = """
 x.narrow(0, 1, 2) + x.narrow(0, -3, 2) | [7,2]@0; x.select(0, 4) | [7,2]@0; x.chunk(2) | [7,2]@0
 x.split([3, 4], dim=1) | [2,7]@1
 """
-REFUSED = """
+REFUSED_SHAPES = """
 x.view(2, 4, 3) | [8,3]@0; x.view(-1, 2) | [4,7,2]@1; x.t().reshape(-1) | [7,2]@0
 x.reshape(2, 7) | [7,2]@0; x.expand(5, -1) | [1,3]@0; x.repeat(2, 1) | [7,2]@0
 torch.squeeze(x) | [1,2]@0; x.squeeze(0) | [1,2]@0; list(x) | [7,2]@0; x.unfold(0, 2, 1) | [7,2]@0
 torch.stack([x, y]) | [7,7]@0 [7,7]@1; x.as_strided((2, 2), (1, 1)) | [7,2]@0
 """
 
+NUMBERS = torch.float64, torch.complex128
+TABLES = [
+    *product([(ROW_BY_ROW, True), (OVER_THE_ROWS, False)], NUMBERS),
+    *product([(OF_ROWS, True), (FETCHED, False)], [torch.float64]),
+]
+"""Whether what they give is rows; of which numbers."""
+
 
 @pytest.mark.parametrize('has_empty', [False, True])
-@pytest.mark.parametrize('has_rows', [True, False])
-def test_shapes_are_those_of_the_whole(has_rows: bool, has_empty: bool) -> None:
-    for small in cases(ROWS if has_rows else FETCHED):
-        made = verdict(small, has_empty=has_empty)
-        assert (made.status, made.has_rows) == ('right', has_rows), (small, made.why)
+@pytest.mark.parametrize(('table', 'dtype'), TABLES)
+def test_those_of_the_whole(table: tuple[str, bool], dtype: torch.dtype, has_empty: bool) -> None:
+    for small in cases(table[0]):
+        made = verdict(small, has_empty=has_empty, dtype=dtype)
+        assert (made.status, made.has_rows) == ('right', table[1]), (small, made.why)
 
 
 def test_refused() -> None:
-    for small in cases(REFUSED):
+    for small in cases(REFUSED_PRODUCTS + REFUSED_SHAPES):
         assert verdict(small, has_empty=False).status == 'refused', small
+
+
+@on_threads(2)
+def test_refusing_every_pair_names_what_to_use_instead() -> None:
+    x = tag(torch.ones(rank() + 1, 3), 0, Sharding(rank() + 1, what='nodes', total=3))
+    with pytest.raises(ValueError, match='spread over the ranks') as error:
+        x @ x.t()
+    assert 'torch.nn.functional.scaled_dot_product_attention' in str(error.value)
+    assert 'q @ (k.t() @ v)' in str(error.value)
 
 
 def _cut(total: int = 3, **options: Any) -> tuple[Sharding, Any]:
