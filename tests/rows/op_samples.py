@@ -30,11 +30,9 @@ _RANDOM = """
     nn.functional.dropout3d nn.functional.feature_alpha_dropout nn.functional.rrelu
     nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d
     binomial poisson random_
-    nn.functional.multi_head_attention_forward
-    nn.functional.scaled_dot_product_attention
 """
 RANDOM = frozenset(_RANDOM.split())
-"""Of what these give only the kind is compared; of attention where there is dropout."""
+"""Of what these give only the kind is compared, as of attention where there is dropout."""
 
 
 def names_of_ops() -> list[str]:
@@ -93,18 +91,12 @@ def _num_dims_of_batch(case: Case) -> int:
 
 def is_random(name: str, case: Case) -> bool:
     """Whether a call draws random numbers or gives what lies in memory."""
-    if name not in RANDOM:
-        return False
-    if 'attention' in name:
-        return _drops(case)
-    return True
-
-
-def _drops(case: Case) -> bool:
-    numbers = [case.kwargs.get('dropout_p', 0.0)]
+    if 'attention' not in name:
+        return name in RANDOM
+    dropout = case.kwargs.get('dropout_p', 0.0)
     if len(case.args) > 12:  # of multi_head_attention_forward
-        numbers = [case.args[10] if case.kwargs.get('training', True) else 0.0]
-    return any(isinstance(each, float) and each > 0 for each in numbers)
+        dropout = case.args[10] if case.kwargs.get('training', True) else 0.0
+    return isinstance(dropout, float) and dropout > 0
 
 
 def taggings(case: Case) -> Iterator[Tagging]:

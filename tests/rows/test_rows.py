@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +16,7 @@ from torch import Tensor
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
-from pyg_sar.rows.rows import Rows, same_plain
+from pyg_sar.rows.rows import same_plain
 
 P = 3
 
@@ -37,17 +35,6 @@ def test_the_plain_tensor_of_rows_is_known_by_them() -> None:
     gc.disable()  # no cycle holds the memory
     assert [each() for each in refs] == [None, None]
     gc.enable()
-
-
-@on_threads(P)
-def test_a_copy_is_of_the_same_rows() -> None:
-    x = rows().requires_grad_()
-    other = copy.deepcopy(x)
-    assert isinstance(other, Rows)
-    assert other.requires_grad
-    assert other._sharding is x._sharding
-    with pytest.raises(TypeError, match='save_rows'):
-        pickle.dumps(x)
 
 
 def _gradients(make: Callable[[], Any]) -> dict[str, Tensor]:
