@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from few import few
 from ranks import run_as_threads, run_ranks
 from rows_by_hand import as_rows, sharding_of
 from torch import Tensor
+from torch.nn import BatchNorm1d
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, conv, norm
 from torch_geometric.utils import stochastic_blockmodel_graph
@@ -30,9 +32,7 @@ NUM_FEATURES, NUM_EDGE_FEATURES, HIDDEN, NUM_CLASSES = 16, 4, 16, 4
 class TwoLayers(torch.nn.Module):
     """A conv, a norm, an activation without kinks, a conv of fewer columns."""
 
-    def __init__(
-        self, make: Callable[[int, int], torch.nn.Module], between: torch.nn.Module, edge: str
-    ) -> None:
+    def __init__(self, make: Callable[[int, int], Any], between: Any, edge: str = '') -> None:
         super().__init__()
         self.first, self.second = make(NUM_FEATURES, HIDDEN), make(HIDDEN, NUM_CLASSES)
         self.norm, self.edge = between, edge
@@ -51,8 +51,8 @@ def _mlp(num_in: int, num_out: int) -> torch.nn.Module:
 
 E = NUM_EDGE_FEATURES
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
-    'linear': lambda: TwoLayers(conv.SAGEConv, torch.nn.BatchNorm1d(HIDDEN), ''),
-    'normalised': lambda: TwoLayers(conv.GCNConv, norm.GraphNorm(HIDDEN), ''),
+    'linear': lambda: TwoLayers(conv.SAGEConv, BatchNorm1d(HIDDEN)),
+    'normalised': lambda: TwoLayers(conv.GCNConv, norm.GraphNorm(HIDDEN)),
     'weighted': lambda: TwoLayers(conv.GCNConv, norm.BatchNorm(HIDDEN), 'edge_weight'),
     'attention': lambda: TwoLayers(
         lambda i, o: conv.GATConv(i, o // 4, heads=4, edge_dim=E),
@@ -60,10 +60,10 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
         'edge_attr',
     ),
     'attention v2': lambda: TwoLayers(
-        lambda i, o: conv.GATv2Conv(i, o, edge_dim=E), norm.PairNorm(), 'edge_attr'
+        partial(conv.GATv2Conv, edge_dim=E), norm.PairNorm(), 'edge_attr'
     ),
     'softmax in one pass': lambda: TwoLayers(
-        lambda i, o: conv.TransformerConv(i, o, edge_dim=E), norm.InstanceNorm(HIDDEN), 'edge_attr'
+        partial(conv.TransformerConv, edge_dim=E), norm.InstanceNorm(HIDDEN), 'edge_attr'
     ),
     'edge network': lambda: TwoLayers(
         lambda i, o: conv.NNConv(i, o, _mlp(E, i * o), aggr='mean'),
@@ -76,13 +76,9 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
         'edge_attr',
     ),
     'several': lambda: TwoLayers(
-        lambda i, o: conv.SAGEConv(i, o, aggr=['max', 'mean', 'std']),
-        torch.nn.BatchNorm1d(HIDDEN),
-        '',
+        partial(conv.SAGEConv, aggr=['max', 'mean', 'std']), BatchNorm1d(HIDDEN)
     ),
-    'median': lambda: TwoLayers(
-        lambda i, o: conv.SAGEConv(i, o, aggr='median'), torch.nn.BatchNorm1d(HIDDEN), ''
-    ),
+    'median': lambda: TwoLayers(partial(conv.SAGEConv, aggr='median'), BatchNorm1d(HIDDEN)),
 }
 MODES = [
     'sequential',
