@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
+from expressions import expressions
 from on_ranks import on_threads
+from op_run import Case, Verdict, verdict_of, whole_of
 from ranks import run_as_threads
-from small_cases import cases, verdict
 from torch import Tensor
 
 from pyg_sar.comm.ranks import rank
@@ -69,6 +71,40 @@ torch.squeeze(x) | [1,2]@0; x.squeeze(0) | [1,2]@0; list(x) | [7,2]@0; x.unfold(
 torch.stack([x, y]) | [7,7]@0 [7,7]@1; x.as_strided((2, 2), (1, 1)) | [7,2]@0
 """
 
+
+class Small(NamedTuple):
+    """An expression of x, y, z and w, random tensors that are like ``[5, 3]@0 [3]``."""
+
+    expression: str
+    tensors: str
+
+    @classmethod
+    def of(cls, case: str) -> Small:
+        """Of a table: ``expression | tensors``."""
+        return cls(*case.split(' | '))
+
+    def __call__(self, *tensors: Any) -> Any:
+        names = dict(zip('xyzw', tensors, strict=False))
+        return eval(self.expression, {'torch': torch, 'F': F, **names})
+
+
+def verdict(small: Small, *, has_empty: bool, dtype: torch.dtype = torch.float64) -> Verdict:
+    """Against the whole, with gradients; whether what it gives is rows is noted."""
+    generator = torch.Generator().manual_seed(0)
+    tensors, tagging = [], []
+    for text in small.tensors.split():
+        shape, _, dim = text.partition('@')
+        sizes = [int(size) for size in shape.strip('[]').split(',')]
+        tensors.append(torch.randn(sizes, dtype=dtype, generator=generator))
+        tagging.append(int(dim) if dim else None)
+    case = Case(small, tuple(tensors), {})
+    try:
+        whole = whole_of(case)
+    except RuntimeError:
+        whole = whole_of(case, with_grads=False)
+    return verdict_of(case, tuple(tagging), whole, has_empty=has_empty)
+
+
 NUMBERS = torch.float64, torch.complex128
 TABLES = [
     *product([(ROW_BY_ROW, True), (OVER_THE_ROWS, False)], NUMBERS),
@@ -80,13 +116,13 @@ TABLES = [
 @pytest.mark.parametrize('has_empty', [False, True])
 @pytest.mark.parametrize(('table', 'dtype'), TABLES)
 def test_those_of_the_whole(table: tuple[str, bool], dtype: torch.dtype, has_empty: bool) -> None:
-    for small in cases(table[0]):
+    for small in map(Small.of, expressions(table[0])):
         made = verdict(small, has_empty=has_empty, dtype=dtype)
         assert (made.status, made.has_rows) == ('right', table[1]), (small, made.why)
 
 
 def test_refused() -> None:
-    for small in cases(REFUSED_PRODUCTS + REFUSED_SHAPES):
+    for small in map(Small.of, expressions(REFUSED_PRODUCTS + REFUSED_SHAPES)):
         assert verdict(small, has_empty=False).status == 'refused', small
 
 
