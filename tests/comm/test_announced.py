@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import parts_of
-from ranks import run_once, run_ranks
+from on_ranks import on_ranks
 from small_graphs import attempt
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
@@ -27,22 +26,20 @@ from pyg_sar.comm.vote import agree, vote
 SENDING = 'all_reduce', 'all_gather', 'broadcast', 'all_to_all_single'
 
 
-class Messages:
-    """Counts collectives since it was read last."""
+@contextmanager
+def counted() -> Iterator[Callable[[], int]]:
+    """Gives a function that tells how many collectives there were since it told last."""
+    with ExitStack() as stack:
+        patches = [mock.patch.object(dist, n, wraps=getattr(dist, n)) for n in SENDING]
+        calls = [stack.enter_context(patch) for patch in patches]
 
-    def __init__(self) -> None:
-        self._mocks = [mock.patch.object(dist, n, wraps=getattr(dist, n)) for n in SENDING]
-        self._calls = [m.start() for m in self._mocks]
-        self._before = 0
+        def count() -> int:
+            number = sum(call.call_count for call in calls)
+            for call in calls:
+                call.reset_mock()
+            return number
 
-    def __call__(self) -> int:
-        count = sum(call.call_count for call in self._calls) - self._before
-        self._before += count
-        return count
-
-    def stop(self) -> None:
-        for m in self._mocks:
-            m.stop()
+        yield count
 
 
 def _sum(length: int = 400, value: float = 1.0) -> Tensor:
@@ -53,92 +50,70 @@ def _decide() -> None:
     vote('a decision of all ranks', True)
 
 
-def _messages_of_steps(root: str, norm: str | None) -> list[tuple[int, int, int]]:
-    """Of every step those of the layers, of the loss and of backward."""
-    data = pyg_sar.load_shard(root)
+@pytest.mark.parametrize(('norm', 'last'), [(None, (4, 1, 1)), ('batch_norm', (8, 1, 3))])
+@on_ranks()
+def test_a_step(data, norm, last):
+    """A layer one in forward and none in backward, a loss one and none, the gradients one.
+
+    The first layer one more for its features. Statistics of a norm two in forward, in backward one.
+    """
     torch.manual_seed(1)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 3, 3, norm=norm))
-    optimizer, messages, found = torch.optim.Adam(model.parameters()), Messages(), []
-    for _ in range(5):
-        out = model(data.x.float(), data.edge_index)
-        of_layers = messages()
-        loss = out.square().mean()
-        of_loss = messages()
-        optimizer.zero_grad()
-        loss.backward()
-        found.append((of_layers, of_loss, messages()))
-        optimizer.step()
-    messages.stop()
-    return found
-
-
-def test_a_step():
-    """A layer one in forward and none in backward, a loss one and none, the gradients one."""
-    root = str(parts_of(3))
-    for steps in run_ranks(_messages_of_steps, 3, root, None):
-        assert [of_loss for _, of_loss, _ in steps] == [1] * 5
-        assert steps[0][2] == 2  # of the gradients
-        assert steps[4] == (4, 1, 1)  # the layers, and the features of the first
-
-
-def test_norms():
-    """In forward two messages for statistics, in backward one."""
-    root = str(parts_of(3))
-    for steps in run_ranks(_messages_of_steps, 3, root, 'batch_norm'):
-        assert steps[4] == (8, 1, 3)
-
-
-def _values(lengths: list[int]) -> list[Any]:
-    """What sums of these lengths give after a decision, step by step, and how many messages."""
-    messages, found = Messages(), []
-    for length in lengths:
-        _decide()
-        messages()
-        found.append([float(t) for t in (_sum(length)[0], _sum(length + 1)[-1])])
-        found.append(messages())
-    messages.stop()
-    return found
+    optimizer, found = torch.optim.Adam(model.parameters()), []
+    with counted() as messages:
+        for _ in range(5):
+            out = model(data.x.float(), data.edge_index)
+            of_layers = messages()
+            loss = out.square().mean()
+            of_loss = messages()
+            optimizer.zero_grad()
+            loss.backward()
+            found.append((of_layers, of_loss, messages()))
+            optimizer.step()
+    assert found[4] == last
+    if norm is None:
+        assert [of_loss for _, of_loss, _ in found] == [1] * 5
+        assert found[0][2] == 2  # of the gradients
 
 
 @pytest.mark.parametrize(
     ('lengths', 'counts'), [([400] * 4, [4, 3, 2, 2]), ([400, 400, 350, 400, 400], [4, 3, 5, 3, 3])]
 )
-def test_values(lengths: list[int], counts: list[int]) -> None:
+@on_ranks(3, 0, by='own processes')
+def test_values(lengths, counts):
     """A step may have other sums: all ranks leave out those that were announced, once."""
-    for found in run_once(_values, 3, lengths):
-        assert found[::2] == [[6.0, 6.0]] * len(lengths)
-        assert found[1::2] == counts
+    found = []
+    with counted() as messages:
+        for length in lengths:
+            _decide()
+            messages()
+            assert [float(t) for t in (_sum(length)[0], _sum(length + 1)[-1])] == [6.0, 6.0]
+            found.append(messages())
+    assert found == counts
 
 
-def _now_and_then(num_steps: int) -> list[int]:
+@on_ranks(2, 0, by='own processes')
+def test_what_follows_now_and_then_is_not_announced():
     """Messages of the first sum of every step; every third step has one more sum behind it."""
-    messages, found = Messages(), []
-    for step in range(num_steps):
-        _decide()
-        messages()
-        _sum()
-        found.append(messages())
-        if step % 3 == 2:
-            _sum(370)
-    messages.stop()
-    return found
+    found = []
+    with counted() as messages:
+        for step in range(9):
+            _decide()
+            messages()
+            _sum()
+            found.append(messages())
+            if step % 3 == 2:
+                _sum(370)
+    assert found == [2, 1, 1, 1, 1, 1, 1, 1, 1]
 
 
-def test_what_follows_now_and_then_is_not_announced() -> None:
-    assert run_once(_now_and_then, 2, 9) == [[2, 1, 1, 1, 1, 1, 1, 1, 1]] * 2
-
-
-def _not_a_number() -> list[float]:
+@on_ranks(2, 0)
+def test_sums_that_are_no_numbers():
     found = []
     for value in (1.0, 1.0, torch.nan, torch.inf, 1.0):
         _decide()
         found.append(float(_sum(value=value)[0]))
-    return found
-
-
-def test_sums_that_are_no_numbers() -> None:
-    for found in run_ranks(_not_a_number, 2):
-        assert str(found) == '[3.0, 3.0, nan, inf, 3.0]'
+    assert str(found) == '[3.0, 3.0, nan, inf, 3.0]'
 
 
 def _sum_of_another_layer() -> Tensor:
@@ -155,41 +130,36 @@ OTHERS: dict[str, Callable[[], object]] = {
 }
 
 
-def _part(name: str, odd: int) -> tuple[str, str]:
+@pytest.mark.parametrize(('name', 'odd'), [*zip(OTHERS, (0, 2, 2, 0, 2), strict=True)])
+@on_ranks(3, 0, by='own processes')
+def test_a_rank_that_comes_to_something_else(name, odd):
+    """All raise, with the name of both operations; no rank waits, none is ended by gloo."""
+    rank = dist.get_rank()
     set_timeout(timedelta(seconds=20))
     for _ in range(3):
         _decide()
         _sum()
     _decide()
-    other = attempt(OTHERS[name] if dist.get_rank() == odd else _sum)
-    return other, attempt(agree, None)
+    first = attempt(OTHERS[name] if rank == odd else _sum)
+    later = attempt(agree, None)
+    assert first.startswith('ExchangeError: ') or later.startswith('ExchangeError: ')
+    if rank != odd:
+        assert first.startswith(f'ExchangeError: rank {odd} is at ')
+        assert 'stopped at a sum over all ranks' in first
 
 
-@pytest.mark.parametrize(('name', 'odd'), [*zip(OTHERS, (0, 2, 2, 0, 2), strict=True)])
-def test_a_rank_that_comes_to_something_else(name: str, odd: int) -> None:
-    """All raise, with the name of both operations; no rank waits, none is ended by gloo."""
-    for rank, (first, later) in enumerate(run_once(_part, 3, name, odd)):
-        assert first.startswith('ExchangeError: ') or later.startswith('ExchangeError: '), name
-        if rank != odd:
-            assert first.startswith(f'ExchangeError: rank {odd} is at ')
-            assert 'stopped at a sum over all ranks' in first
-
-
-def _later() -> tuple[int, int]:
-    """All ranks leave a sum out; another connection is made; then it comes again."""
+@on_ranks(2, 0)
+def test_all_leave_it_out():
+    """Another connection is made; then the sum comes again."""
     for _ in range(3):
         _decide()
         _sum()
     _decide()
     set_timeout(timedelta(seconds=50))
-    kept = float(_sum()[0])
+    assert float(_sum()[0]) == 3.0
     _decide()
     _decide()
-    return kept, float(_sum()[0])
-
-
-def test_all_leave_it_out() -> None:
-    assert run_ranks(_later, 2) == [(3.0, 3.0)] * 2
+    assert float(_sum()[0]) == 3.0
 
 
 def test_what_is_known_has_an_end() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from itertools import product
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from alike import cut_of
 from layouts import layouts, same
 from on_ranks import on_ranks
 from partition_files import load_shard_files
@@ -20,7 +21,6 @@ from torch_geometric.data import Data
 from traffic import give_back
 
 import pyg_sar
-from pyg_sar import partition_graph
 from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.new_group import new_group
@@ -80,17 +80,12 @@ def _check_fetch(data: Data, *, keep: bool = False) -> None:
 
 def _in_halo_order(data: Data, of_blocks: list[list[Tensor]]) -> list[Tensor]:
     """The rows of the remote blocks by the part that owns them."""
-    shard = data.edge_index.handle.shard
-    by_part = {
-        block.part: rows
-        for block, rows in zip(plan_of(data.edge_index.handle).blocks, of_blocks, strict=True)
-        if block.part not in shard.parts
-    }
+    parts, blocks = data.edge_index.handle.shard.parts, plan_of(data.edge_index.handle).blocks
+    pairs = zip(blocks, of_blocks, strict=True)
+    by_part = {block.part: rows for block, rows in pairs if block.part not in parts}
     if not by_part:
         return [rows[:0] for rows in of_blocks[0]]
-    return [
-        torch.cat(tensors) for tensors in zip(*(by_part[p] for p in sorted(by_part)), strict=True)
-    ]
+    return [torch.cat(each) for each in zip(*(by_part[p] for p in sorted(by_part)), strict=True)]
 
 
 @layouts()
@@ -98,6 +93,11 @@ def _in_halo_order(data: Data, of_blocks: list[list[Tensor]]) -> list[Tensor]:
 def test_fetch_gives_the_owners_rows(data, world_size, num_parts, kind):
     for keep in (False, True):
         _check_fetch(data, keep=keep)
+
+
+def _two_triangles() -> Data:
+    edge_index = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3]])
+    return Data(edge_index=edge_index, num_nodes=6)
 
 
 def _fetch_of(root: str) -> None:
@@ -108,41 +108,24 @@ def _fetch_of(root: str) -> None:
     assert give_back(exchange, out, [[torch.ones(3, 2)], [torch.ones(0, 2)]])[0].eq(1).all()
 
 
-def test_nothing_to_exchange(tmp_path):
+def test_nothing_to_exchange():
     """Two triangles that never meet."""
-    edge_index = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3]])
-    data = Data(edge_index=edge_index, num_nodes=6)
-    partition_graph(data, 2, tmp_path / 'parts', method=torch.tensor([0, 0, 0, 1, 1, 1]))
-    run_ranks(_fetch_of, 2, str(tmp_path / 'parts'))
-
-
-def _answers() -> tuple[list[Any], list[str]]:
-    rank = dist.get_rank()
-    world_size = dist.get_world_size()
-    values = agree({'rank': rank, 'tensor': torch.arange(rank)})
-    errors = [attempt(raise_error_on_all, None)]
-    for who in range(world_size):
-        for kind in (ValueError, FileNotFoundError):
-            error = kind(f'trouble {who}') if rank == who else None
-            errors.append(attempt(raise_error_on_all, error))
-    errors.append(attempt(raise_error_on_all, ValueError(f'all {rank}')))
-    return values, errors
+    run_ranks(_fetch_of, 2, cut_of(_two_triangles, 2, [0, 0, 0, 1, 1, 1]))
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 4])
+@on_ranks(num_parts=0)
 def test_agree_and_raise_error_on_all(world_size):
-    for rank, (values, errors) in enumerate(run_ranks(_answers, world_size)):
-        assert [value['rank'] for value in values] == list(range(world_size))
-        assert [value['tensor'].tolist() for value in values] == [
-            list(range(other)) for other in range(world_size)
-        ]
-        expected = ['no error']
-        for who in range(world_size):
-            at = '' if rank == who else f'rank {who}: '
-            expected += [
-                f'{kind}: {at}trouble {who}' for kind in ('ValueError', 'FileNotFoundError')
-            ]
-        assert errors == [*expected, f'ValueError: all {rank}']
+    rank, ranks = dist.get_rank(), range(world_size)
+    values = agree({'rank': rank, 'tensor': torch.arange(rank)})
+    assert [value['rank'] for value in values] == [*ranks]
+    assert [value['tensor'].tolist() for value in values] == [[*range(other)] for other in ranks]
+    raise_error_on_all(None)
+    for who, kind in product(ranks, (ValueError, FileNotFoundError)):
+        error = kind(f'trouble {who}') if rank == who else None
+        at = '' if rank == who else f'rank {who}: '
+        assert attempt(raise_error_on_all, error) == f'{kind.__name__}: {at}trouble {who}'
+    assert attempt(raise_error_on_all, ValueError(f'all {rank}')) == f'ValueError: all {rank}'
 
 
 def test_without_other_processes():

@@ -12,8 +12,6 @@ import torch.distributed as dist
 from layouts import layouts
 from on_ranks import on_ranks
 from small_graphs import small_graph
-from torch import Tensor
-from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
 from traffic import counted, give_back
 
@@ -21,38 +19,26 @@ from pyg_sar import SARConv
 from pyg_sar.comm.exchange import Exchange
 
 
-def _halo_rows(data: Data, parts: Tensor, world_size: int, num_parts: int) -> list[list[int]]:
-    """Rows that rank r reads of part q, from the graph alone; 0 for own parts."""
-    per_rank = num_parts // world_size
-    src, dst = data.edge_index
-    rank_of_dst = parts[dst] // per_rank
-    return [
-        [
-            src[(rank_of_dst == rank) & (parts[src] == q)].unique().numel()
-            if q // per_rank != rank
-            else 0
-            for q in range(num_parts)
-        ]
-        for rank in range(world_size)
-    ]
-
-
-def _expected_receives(
-    rows: list[list[int]], rank: int, world_size: int, num_parts: int
-) -> list[tuple[int, int]]:
-    """Sender and rows of every non-empty step, in the order of the steps."""
-    per_rank = num_parts // world_size
-    order = [
-        ((rank - s) % world_size, (rank - s) % world_size * per_rank + i)
-        for s in range(1, world_size)
-        for i in range(per_rank)
-    ]
-    return [(sender, rows[rank][q]) for sender, q in order if rows[rank][q]]
-
-
 def _rows_of(shard: Any) -> list[list[int]]:
+    """Rows that rank r reads of part q, from the graph alone; 0 for own parts."""
     parts = torch.load(f'{shard.root}/node_map.pt', weights_only=True)
-    return _halo_rows(small_graph(), parts, shard.world_size, shard.num_parts)
+    per_rank = shard.num_parts // shard.world_size
+    src, dst = small_graph().edge_index
+    rank_of_dst = parts[dst] // per_rank
+
+    def count(rank: int, part: int) -> int:
+        is_read = (rank_of_dst == rank) & (parts[src] == part)
+        return src[is_read].unique().numel() if part // per_rank != rank else 0
+
+    return [[count(r, q) for q in range(shard.num_parts)] for r in range(shard.world_size)]
+
+
+def _expected_receives(rows: list[list[int]], rank: int) -> list[tuple[int, int]]:
+    """Sender and rows of every non-empty step, in the order of the steps."""
+    world_size, per_rank = len(rows), len(rows[0]) // len(rows)
+    senders = [(rank - s) % world_size for s in range(1, world_size)]
+    order = [(sender, sender * per_rank + i) for sender in senders for i in range(per_rank)]
+    return [(sender, rows[rank][q]) for sender, q in order if rows[rank][q]]
 
 
 @layouts()
@@ -69,7 +55,7 @@ def test_one_message_per_step(data, world_size, num_parts, kind):
         ranges = map(shard.source_range, [*shard.parts, *(step.part for step in shard.steps)])
         ones = [[torch.ones(end - start, 3)] for start, end in ranges]
         give_back(exchange, [torch.zeros_like(x)], ones)
-    expected = _expected_receives(rows, shard.rank, world_size, num_parts)
+    expected = _expected_receives(rows, shard.rank)
     assert forward.receives == expected
     # The gradients of these very rows go back to where they came from.
     assert backward.sends == expected
@@ -77,7 +63,7 @@ def test_one_message_per_step(data, world_size, num_parts, kind):
     sent = [
         (reader, count)
         for reader in range(world_size)
-        for sender, count in _expected_receives(rows, reader, world_size, num_parts)
+        for sender, count in _expected_receives(rows, reader)
         if sender == shard.rank
     ]
     assert sorted(forward.sends) == sorted(sent)
@@ -88,32 +74,24 @@ def test_one_message_per_step(data, world_size, num_parts, kind):
         assert meta['pyg_sar']['halo_rows'] == rows
 
 
-CONVS = {
-    'SAGE': lambda: SAGEConv(6, 4),
-    'GCN': lambda: GCNConv(6, 4),
-    'Transformer': lambda: TransformerConv(6, 4),
-    'GAT': lambda: GATConv(6, 4),
-}
-
-
 # Tensors times exchanges of rows in forward and backward, and of gradients in backward.
 # Transformer: keys and values, in one pass each way. GAT: one pass for edge_updater with its
 # logits, and one for the messages with its values.
 EXCHANGES = {
-    ('SAGE', 'sequential'): (1, 0, 1),
-    ('GCN', 'sequential'): (1, 0, 1),
-    ('Transformer', 'sequential'): (2, 2, 2),
-    ('Transformer', 'sequential_no_remat'): (2, 0, 2),
-    ('GAT', 'sequential'): (2, 2, 2),
-    ('GAT', 'sequential_no_remat'): (2, 0, 2),
+    (SAGEConv, 'sequential'): (1, 0, 1),
+    (GCNConv, 'sequential'): (1, 0, 1),
+    (TransformerConv, 'sequential'): (2, 2, 2),
+    (TransformerConv, 'sequential_no_remat'): (2, 0, 2),
+    (GATConv, 'sequential'): (2, 2, 2),
+    (GATConv, 'sequential_no_remat'): (2, 0, 2),
 }
 
 
-@pytest.mark.parametrize(('name', 'mode'), EXCHANGES)
+@pytest.mark.parametrize(('make', 'mode'), EXCHANGES)
 @on_ranks(by='own processes')  # others may know already that this sum comes
-def test_exchanges_of_a_layer(data, name, mode):
+def test_exchanges_of_a_layer(data, make, mode):
     """In its second forward, with an input that needs a gradient."""
-    conv = SARConv(CONVS[name]().double(), mode=mode)
+    conv = SARConv(make(6, 4).double(), mode=mode)
     x = data.x.clone().requires_grad_()
     conv(x, data.edge_index)
     with counted() as forward:
@@ -121,7 +99,7 @@ def test_exchanges_of_a_layer(data, name, mode):
     with counted() as backward:
         out.backward(torch.ones_like(out))
     num_steps = sum(count > 0 for count in _rows_of(data.edge_index.handle.shard)[dist.get_rank()])
-    rows_forward, rows_backward, gradients = EXCHANGES[name, mode]
+    rows_forward, rows_backward, gradients = EXCHANGES[make, mode]
     assert len(forward.receives) == rows_forward * num_steps
     num_sent = len(forward.sends) // rows_forward
     assert len(backward.receives) == rows_backward * num_steps + gradients * num_sent

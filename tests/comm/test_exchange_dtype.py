@@ -78,12 +78,11 @@ def test_gradients_are_rounded_once_and_summed_in_full(data, world_size, num_par
     shard = data.edge_index.handle.shard
     torch.manual_seed(dist.get_rank())
     exact, narrow = Exchange(shard), Exchange(shard, dtype=NARROW)
-    shapes = [(3,), (2, 2)]
 
     def random(rows: int) -> list[Tensor]:
-        return [torch.randn(rows, *shape, dtype=torch.float64) for shape in shapes]
+        return [torch.randn(rows, *shape, dtype=torch.float64) for shape in ((3,), (2, 2))]
 
-    expected, found = ([torch.zeros(shard.num_own, *s).double() for s in shapes] for _ in 'en')
+    expected, found = ([torch.zeros_like(t) for t in random(shard.num_own)] for _ in 'en')
     ranges = map(shard.source_range, [*shard.parts, *(step.part for step in shard.steps)])
     own = [random(end - start) for start, end in ranges]
     give_back(narrow, found, own)
@@ -91,15 +90,12 @@ def test_gradients_are_rounded_once_and_summed_in_full(data, world_size, num_par
         rows[:] = [_rounded(t) for t in rows]
     give_back(exact, expected, own)
     assert same(found, expected)
-    halo = random(shard.num_halo)
-    narrow.give_back(halo, found)
-    exact.give_back([_rounded(t) for t in halo], expected)
-    assert same(found, expected)
-    ids = torch.arange(0, shard.num_halo, 2)
+    halo, ids = random(shard.num_halo), torch.arange(0, shard.num_halo, 2)
     (request,) = narrow.parts([ids])
-    narrow.give_back([t[ids] for t in halo], found, request)
-    exact.give_back([_rounded(t[ids]) for t in halo], expected, request)
-    assert same(found, expected)
+    for rows, asked in ((halo, []), ([t[ids] for t in halo], [request])):
+        narrow.give_back(rows, found, *asked)
+        exact.give_back([_rounded(t) for t in rows], expected, *asked)
+        assert same(found, expected)
 
 
 CONVS: dict[str, Callable[[], MessagePassing]] = {

@@ -68,9 +68,6 @@ def _of_halo(data: Data) -> dict[str, tuple[Way, int]]:
         zeros = [grad.new_zeros(own, *grad.shape[1:])]
         return give_back(exchange, zeros, ([rows] for rows in grad.split(sizes)))[0]
 
-    def fetched(x: Tensor) -> Tensor:
-        return exchange.fetch([x])[0]
-
     def from_readers(grad: Tensor) -> Tensor:
         zeros = grad.new_zeros(own, *grad.shape[1:])
         exchange.give_back([grad], [zeros])
@@ -82,7 +79,10 @@ def _of_halo(data: Data) -> dict[str, tuple[Way, int]]:
     ids = (data.n_id.repeat(2) + rank() + 1) % shard.num_nodes if rank() else data.n_id[:0]
     return {
         'block by block': (lambda x: linear(x, of_blocks, to_owners), own),
-        'fetched at once': (lambda x: linear(x, fetched, from_readers), own),
+        'fetched at once': (
+            lambda x: linear(x, lambda t: exchange.fetch([t])[0], from_readers),
+            own,
+        ),
         'all of the halo': (exchange.halo.forward, own),
         'part of the halo': (second.forward, own),
         'nothing for rank 0': (some.forward, own),
@@ -102,45 +102,41 @@ def test_the_way_back_is_the_adjoint(data, world_size, num_parts, kind):
         _check_once(way, num_rows)
 
 
-def _layouts() -> dict[str, RowMap]:
-    """Maps whose ranks have 4, no and 5 own rows."""
-    num_rows = _num_rows()
-    own = torch.arange(num_rows)
-    to_ranks = RowMap.to_ranks(own * 2 % world_size())
-    wanted = torch.tensor([[2, 4], [0, 0], [2, 1], [2, 4], [0, 3]])[: rank() * 5]
-    from_ranks = RowMap.from_ranks(*wanted.t().contiguous())
-    return {'to ranks': to_ranks, 'from ranks': from_ranks}
-
-
 def _num_rows() -> int:
     return (4, 0, 5)[rank()]
 
 
+def _maps() -> list[RowMap]:
+    """To ranks, and from ranks, which have 4, no and 5 own rows."""
+    wanted = torch.tensor([[2, 4], [0, 0], [2, 1], [2, 4], [0, 3]])[: rank() * 5]
+    to_ranks = RowMap.to_ranks(torch.arange(_num_rows()) * 2 % world_size())
+    return [to_ranks, RowMap.from_ranks(*wanted.t().contiguous())]
+
+
 @on_threads(3)
 def test_adjoints_with_empty_ranks():
-    for row_map in _layouts().values():
+    for row_map in _maps():
         _check_adjoint(row_map.forward, _num_rows())
         moved = partial(linear, there=row_map.move, back=row_map.move_back)
         _check_adjoint(moved, row_map.send_index.numel())
         added = _random(_num_rows())
         gradients = _random(row_map.fetch(added).size(0), 1)
-        before = added.clone()
+        leaf = added.clone().requires_grad_()
         row_map.give_back(gradients, added)
-        leaf = before.clone().requires_grad_()
         (want,) = torch.autograd.grad(row_map.forward(leaf), leaf, gradients)
-        assert_close(added - before, want, tolerance=1e-14)
+        assert_close(added - leaf.detach(), want, tolerance=1e-14)
 
 
 @on_threads(3)
 def test_rows_come_from_where_they_are_asked():
     x = (100 * rank() + torch.arange(_num_rows())).double().view(-1, 1)
-    found = _layouts()['from ranks'].fetch(x).view(-1)
+    found = _maps()[1].fetch(x).view(-1)
     assert found.tolist() == [204, 0, 201, 204, 3][: rank() * 5]
 
 
 @on_threads(3)
 def test_the_inverse_of_a_map_to_one_place_each():
-    row_map = _layouts()['to ranks']
+    row_map = _maps()[0]
     x = _random(_num_rows())
     assert torch.equal(row_map.inverse(row_map.fetch(x)), x)
     _check_adjoint(lambda t: linear(t, row_map.fetch, row_map.inverse), _num_rows())
@@ -149,7 +145,7 @@ def test_the_inverse_of_a_map_to_one_place_each():
 @on_threads(3)
 def test_rows_are_rounded_on_the_way():
     wire = Wire(torch.bfloat16)
-    for row_map in _layouts().values():
+    for row_map in _maps():
         x = _random(_num_rows()).requires_grad_()
         rounded = x.detach().bfloat16().double()
         out = row_map.forward(x, wire)

@@ -6,7 +6,6 @@ import atexit
 import gc
 import os
 import time
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 from unittest import mock
@@ -60,33 +59,23 @@ def test_bits_are_those_of_messages(data, dtype, keep):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def _bytes_sent(work: Callable[[], Any]) -> int:
-    batch, sent = dist.batch_isend_irecv, []
-
-    def noted(ops: list[dist.P2POp]) -> Any:
-        sent.extend(op.tensor.nbytes for op in ops if op.op is dist.isend)
-        return batch(ops)
-
-    with mock.patch.object(dist, 'batch_isend_irecv', noted):
-        work()
-    return sum(sent)
-
-
 @on_ranks(3, is_local=True)
 def test_messages_tell_only_where_rows_are(data):
     shard = data.edge_index.handle.shard
     own = data.x[: shard.num_own].double().repeat(1, 50)
     exchange = Exchange(shard)
 
-    def fetch() -> None:
-        for _ in exchange.all_gather_halo([own]):
-            pass
+    def bytes_sent() -> int:
+        with mock.patch.object(dist, 'batch_isend_irecv', wraps=dist.batch_isend_irecv) as batch:
+            assert list(exchange.all_gather_halo([own]))
+        ops = [op for call in batch.call_args_list for op in call.args[0]]
+        return sum(op.tensor.nbytes for op in ops if op.op is dist.isend)
 
     steps = sum(step.send_rows > 0 for step in shard.steps)
     rows = sum(step.send_rows for step in shard.steps)
-    assert _bytes_sent(fetch) == 32 * steps
+    assert bytes_sent() == 32 * steps
     with apart():
-        assert _bytes_sent(fetch) == rows * own[0].nbytes > 32 * steps
+        assert bytes_sent() == rows * own[0].nbytes > 32 * steps
 
 
 @on_ranks(3, num_parts=0)
@@ -96,6 +85,13 @@ def test_whole_blocks_go_round():
     for turn in (1, 2):
         rows = start_round(rows, turn, [2, 2, 2])()
         assert torch.equal(rows, torch.arange(6.0).view(2, 3) + 10 * ((rank - turn) % 3))
+
+
+def _received(memory: SharedMemory, message: Tensor, like: Tensor) -> Tensor:
+    """What this process, as rank 1, reads of a message."""
+    came = torch.zeros_like(like)
+    memory.receive(message, 1, [came])
+    return came
 
 
 def test_memory_is_filled_again_once_it_is_read():
@@ -108,9 +104,7 @@ def test_memory_is_filled_again_once_it_is_read():
     second = pool.take(64, CPU)
     assert second.data_ptr() != first.data_ptr()
     second.fill_(2)
-    came = torch.zeros(64, dtype=torch.uint8)
-    memory.receive(message, 1, [came])
-    assert came.tolist() == [1] * 64
+    assert _received(memory, message, first[:64]).tolist() == [1] * 64
     assert len(writable([first])) == 1
     pool.free.append(second)
     assert pool.take(64, CPU).data_ptr() in (first.data_ptr(), second.data_ptr())
@@ -123,10 +117,17 @@ def test_what_is_no_segment_or_is_being_read_is_copied():
     messages = [memory.send([plain], 1), memory.send([segment], 1), memory.send([segment], 1)]
     plain.zero_()
     for message in messages:
-        came = torch.zeros(5)
-        memory.receive(message, 1, [came])
-        assert torch.equal(came, torch.arange(5.0))
+        assert torch.equal(_received(memory, message, plain), torch.arange(5.0))
     assert len(writable([segment])) == 1
+
+
+def test_memory_that_is_sent_stays_until_it_is_read():
+    memory = SharedMemory(OWN)
+    rows = allocated(4096).fill_(7)
+    message, like = memory.send([rows], 1), torch.zeros(4096, dtype=torch.uint8)
+    del rows
+    gc.collect()
+    assert _received(memory, message, like).eq(7).all()
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.bool, torch.complex64, torch.int16])
@@ -141,17 +142,6 @@ def test_rows_of_any_dtype_are_read_piece_by_piece(dtype):
     assert torch.equal(came, sent)
 
 
-def test_memory_that_is_sent_stays_until_it_is_read():
-    memory = SharedMemory(OWN)
-    rows = allocated(4096).fill_(7)
-    message = memory.send([rows], 1)
-    del rows
-    gc.collect()
-    came = torch.zeros(4096, dtype=torch.uint8)
-    memory.receive(message, 1, [came])
-    assert came.eq(7).all()
-
-
 @pytest.mark.parametrize('what', ['file', 'secret', 'process'])
 def test_memory_that_is_gone_is_an_error(what):
     memory = SharedMemory(OWN if what != 'process' else {1: 2**22 + 1})
@@ -159,14 +149,14 @@ def test_memory_that_is_gone_is_an_error(what):
     message[0, 0] += 1000 * (what == 'file')
     message[0, 1] += what == 'secret'
     with pytest.raises(RuntimeError, match='its memory is gone'):
-        memory.receive(message, 1, [torch.zeros(3)])
+        _received(memory, message, torch.zeros(3))
 
 
 def test_other_rows_are_an_error():
     memory = SharedMemory(OWN)
     message = memory.send([torch.zeros(3)], 1)
     with pytest.raises(RuntimeError, match='12 bytes of rows came instead of 16'):
-        memory.receive(message, 1, [torch.zeros(4)])
+        _received(memory, message, torch.zeros(4))
 
 
 def test_files_of_other_programs_stay_closed(tmp_path):
@@ -178,7 +168,7 @@ def test_files_of_other_programs_stay_closed(tmp_path):
             mock.patch.object(os, 'open', lambda *args: names.append(args) or opened(*args)),
             pytest.raises(RuntimeError, match='its memory is gone'),
         ):
-            SharedMemory(OWN).receive(message, 1, [torch.zeros(3)])
+            _received(SharedMemory(OWN), message, torch.zeros(3))
     assert not names
 
 
@@ -205,33 +195,30 @@ def test_only_ranks_of_one_network_that_can_open_memory_share_it():
         assert not find_shared(0, _with_itself, 1.0).pids
 
 
-def _receive_late(how: str) -> list[float]:
-    comm = current()
-    with comm.guard('rows'):
-        if dist.get_rank() == 0:
-            for work in comm.start_send_recv([], 1, [torch.full((9,), 3.0)], 1, 'rows')[0]:
+def _receive_late(how: str) -> Any:
+    comm, came = current(), torch.zeros(9)
+
+    def receive() -> None:
+        with comm.guard('rows'):
+            if dist.get_rank() == 0:
+                for work in comm.start_send_recv([], 1, [torch.full((9,), 3.0)], 1, 'rows')[0]:
+                    work.wait()
+                if how == 'ends':
+                    atexit._run_exitfuncs()
+                os._exit(0)
+            works, _, unpack = comm.start_send_recv([came], 0, [], 0, 'rows')
+            time.sleep(1.5)
+            for work in works:
                 work.wait()
-            if how == 'ends':
-                atexit._run_exitfuncs()
-            os._exit(0)
-        came = torch.zeros(9)
-        works, _, unpack = comm.start_send_recv([came], 0, [], 0, 'rows')
-        time.sleep(1.5)
-        for work in works:
-            work.wait()
-        unpack()
-    return came.tolist()
+            unpack()
 
-
-def _received(how: str) -> Any:
-    found: list[float] = []
-    return attempt(lambda: found.extend(_receive_late(how))), found
+    return attempt(receive), came.tolist()
 
 
 @pytest.mark.parametrize('how', ['ends', 'dies'])
 def test_a_process_that_ends_waits_for_its_readers(how):
     begin = time.monotonic()
-    _, (text, found) = run_once(_received, 2, how, may_die=[0])
+    _, (text, found) = run_once(_receive_late, 2, how, may_die=[0])
     if how == 'ends':
         assert (text, found) == ('no error', [3.0] * 9)
     else:

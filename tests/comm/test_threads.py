@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import product
 from typing import Any
 
@@ -83,23 +83,21 @@ def _sums() -> list[Tensor]:
 
 
 def test_the_order_is_always_the_same() -> None:
-    logs: list[list[int]] = []
-    for _ in range(5):
-        log: list[int] = []
+    logs: list[list[int]] = [[] for _ in range(5)]
+    for log in logs:
         run_threads(_program, 3, 5, log)
-        logs.append(log)
     assert all(log == logs[0] for log in logs)
 
 
-def _waits(waiting: int, words: str) -> None:
-    with in_call(words):
-        if rank() == waiting:
+def _waits() -> None:
+    with in_call('here'):
+        if rank() == 0:
             agree(1)
 
 
 def test_a_deadlock_names_both() -> None:
     with pytest.raises(RuntimeError, match=r'rank 0 is at a comparison .* rank 1 has finished'):
-        run_threads(_waits, 2, 0, 'here')
+        run_threads(_waits, 2)
     assert threading.active_count() < 50
 
 
@@ -141,12 +139,9 @@ def _in_any_order(seed: int) -> None:
 @pytest.mark.parametrize('seed', range(20))
 def test_any_two_orders_end_in_one_error(seed: int) -> None:
     orders = [random.Random(f'{seed} {i}').sample(range(4), 3) for i in range(2)]
-    if orders[0] == orders[1]:
-        run_threads(_in_any_order, 3, seed)
-        return
-    with pytest.raises(
-        RuntimeError, match=r'^the ranks (are at different operations|wait for each)'
-    ):
+    words = r'^the ranks (are at different operations|wait for each)'
+    differ = orders[0] != orders[1]
+    with pytest.raises(RuntimeError, match=words) if differ else nullcontext():
         run_threads(_in_any_order, 3, seed)
 
 
@@ -167,12 +162,10 @@ def test_an_exception_ends_all() -> None:
     assert '(on rank 1 of 3)' in str(getattr(found.value, '__notes__', '(on rank 1 of 3)'))
 
 
-def _draws() -> tuple[list[float], list[float], list[float]]:
-    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+def _draws() -> list[float]:
+    found = []
     for _ in range(3):
-        found[0].append(torch.rand(()).item())
-        found[1].append(np.random.rand())  # noqa: NPY002
-        found[2].append(random.random())
+        found += [torch.rand(()).item(), np.random.rand(), random.random()]  # noqa: NPY002
         agree(0)
     return found
 
@@ -200,24 +193,21 @@ def test_every_rank_has_a_default_dtype_of_its_own() -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
-def _sequential(inputs: str) -> Callable[[], Tensor]:
+def _sequential(inputs: str) -> Tensor:
     model = Sequential(inputs, [(torch.nn.Identity(), 'x -> x')])
-    return lambda: model(*torch.eye(inputs.count(',') + 1))
+    return model(*torch.eye(inputs.count(',') + 1))
 
 
 def test_code_that_pyg_generates_is_of_its_world() -> None:
     # PyG names it by a draw of `random`, whose state the caller has back.
     for inputs in ['x', 'x, y', 'x, y, z']:
-        for out in run_threads(lambda inputs: _sequential(inputs)(), 2, inputs):
+        for out in run_threads(_sequential, 2, inputs):
             assert out[0] == 1
-    assert _sequential('y, x')()[1] == 1
+    assert _sequential('y, x')[1] == 1
 
 
 def test_a_world_inside_a_world() -> None:
-    def outer() -> list[int]:
-        return run_threads(rank, 2)
-
-    assert run_threads(outer, 2) == [[0, 1]] * 2
+    assert run_threads(lambda: run_threads(rank, 2), 2) == [[0, 1]] * 2
     assert chosen.value is None
 
 

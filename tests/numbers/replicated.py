@@ -8,8 +8,7 @@ ranks, thus perturbs the same entry everywhere.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -62,7 +61,6 @@ class Layer:
     make: Callable[[], torch.nn.Module]
     edge: str | None = None
     mode: str = 'sequential'
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 F_, E_ = NUM_FEATURES, NUM_EDGE_FEATURES
@@ -149,9 +147,7 @@ class Replicated:
         self.data = graph if root is None else pyg_sar.load_shard(root)
         self.is_cut, self.edge = root is not None, layer.edge
         if root is not None:
-            self.model = pyg_sar.DistributedDataParallel(
-                self.model, mode=layer.mode, **layer.options
-            )
+            self.model = pyg_sar.DistributedDataParallel(self.model, mode=layer.mode)
         self.names = [key for key, _ in self.model.named_parameters()]
         self.inputs = tuple(value.requires_grad_() for value in inputs)
         if self.is_cut:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
+from alike import Program, Wrap, assert_alike, cut_of, itself
 from replicated import NUM_EDGE_FEATURES, NUM_FEATURES, replicated_graph
-from small_graphs import assert_close
 from torch import Tensor
 from torch.func import functional_call
 from torch_geometric.data import Data
@@ -30,17 +30,27 @@ PATHS: dict[str, Callable[[], torch.nn.Module]] = {
 """Messages with learnable tensors inside, and dropout where there can be."""
 
 
-@pytest.fixture(scope='module')
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp('between') / 'parts'
-    pyg_sar.partition_graph(replicated_graph(), 1, folder)
-    return folder
-
-
-def _model(name: str, *, wrapped: bool) -> torch.nn.Module:
+def _gradients(data: Data, wrap: Wrap, name: str, between: Callable[..., None]) -> list[Tensor]:
+    """Of x and all parameters as they were in forward, with something done before backward."""
     torch.manual_seed(2)
-    model = PATHS[name]().double()
-    return pyg_sar.DistributedDataParallel(model) if wrapped else model
+    model = wrap(PATHS[name]().double())
+    parameters, x = list(model.parameters()), data.x.clone().requires_grad_()
+    torch.manual_seed(3)
+    loss = model(x, data.edge_index, data.edge_attr).square().sum()
+    if wrap is not itself:
+        between(model)
+    return _or_zeros(torch.autograd.grad(loss, [x, *parameters], allow_unused=True))
+
+
+def _or_zeros(gradients: Iterable[Tensor | None]) -> list[Tensor]:
+    return [torch.zeros(()) if each is None else each for each in gradients]
+
+
+def _assert_alike(program: Program, *args: Any) -> None:
+    """On one rank with the only part, whose edges are in one order: dropout draws PyG's mask."""
+    shard = pyg_sar.load_shard(cut_of(replicated_graph, 1))
+    assert torch.equal(replicated_graph().edge_index, shard.edge_index)
+    assert_alike(program, *args, graph=replicated_graph, ranks=(1,), parts=1, tolerance=1e-12)
 
 
 def _nothing(model: torch.nn.Module) -> None:
@@ -62,72 +72,45 @@ def _assign(model: torch.nn.Module) -> None:
     model.load_state_dict(state, assign=True)
 
 
-def _gradients(model: torch.nn.Module, data: Data, between: Callable[..., None]) -> list[Tensor]:
-    parameters = list(model.parameters())
-    x = data.x.clone().requires_grad_()
-    torch.manual_seed(3)
-    loss = model(x, data.edge_index, data.edge_attr).square().sum()
-    between(model)
-    return list(torch.autograd.grad(loss, [x, *parameters], allow_unused=True))
-
-
 @pytest.mark.parametrize('name', PATHS)
 @pytest.mark.parametrize('between', [_nothing, _evaluate, _lower_dropout, _assign])
-def test_changes(root: Path, name: str, between: Callable[..., None]) -> None:
-    whole, shard = _data(root)
-    expected = _gradients(_model(name, wrapped=False), whole, _nothing)
-    found = _gradients(_model(name, wrapped=True), shard, between)
-    _assert_all_close(found, expected)
+def test_changes(name: str, between: Callable[..., None]) -> None:
+    _assert_alike(_gradients, name, between)
 
 
-@pytest.mark.parametrize('name', PATHS)
-def test_functional_call(root: Path, name: str) -> None:
+def _with_other_parameters(data: Data, wrap: Wrap, name: str) -> list[Tensor]:
     """The conv's own parameters are back when backward runs."""
-    found = []
-    for wrapped in (False, True):
-        model = _model(name, wrapped=wrapped).eval()
-        data = _data(root)[wrapped]
-        names = [key for key, _ in _model(name, wrapped=wrapped).named_parameters()]
-        others = [(p.detach() + 0.1).requires_grad_() for p in model.parameters()]
-        args = data.x, data.edge_index, data.edge_attr
-        loss = functional_call(model, dict(zip(names, others, strict=True)), args).square().sum()
-        found.append(torch.autograd.grad(loss, others))
-    _assert_all_close(found[1], found[0])
+    torch.manual_seed(2)
+    model = wrap(PATHS[name]().double().eval())
+    others = {key: (p.detach() + 0.1).requires_grad_() for key, p in model.named_parameters()}
+    args = data.x, data.edge_index, data.edge_attr
+    loss = functional_call(model, others, args).square().sum()
+    return list(torch.autograd.grad(loss, [*others.values()]))
 
 
-@pytest.mark.parametrize('name', PATHS)
-def test_hooks_run_once(root: Path, name: str) -> None:
+def _with_hooks(data: Data, wrap: Wrap, name: str) -> list[Tensor]:
     """A hook that changes a gradient, as clipping does, sees the whole gradient, once."""
-    found = []
-    for wrapped in (False, True):
-        model = _model(name, wrapped=wrapped).eval()
-        data = _data(root)[wrapped]
-        calls = []
-        for parameter in model.parameters():
-            parameter.register_hook(lambda g, calls=calls: calls.append(1) or 3 * g.clamp(-1, 1))
-        model(data.x, data.edge_index, data.edge_attr).square().sum().backward()
-        assert len(calls) == sum(p.grad is not None for p in model.parameters())
-        found.append([p.grad for p in model.parameters()])
-    _assert_all_close(found[1], found[0])
+    torch.manual_seed(2)
+    model, calls = wrap(PATHS[name]().double().eval()), []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda g: calls.append(1) or 3 * g.clamp(-1, 1))
+    model(data.x, data.edge_index, data.edge_attr).square().sum().backward()
+    gradients = [p.grad for p in model.parameters()]
+    assert len(calls) == sum(grad is not None for grad in gradients)
+    return _or_zeros(gradients)
+
+
+def _with_saved_tensors_elsewhere(data: Data, wrap: Wrap, name: str) -> list[Tensor]:
+    """Hooks on what autograd saves hand other tensors back; parameters keep their gradients."""
+    if wrap is itself:
+        return _gradients(data, wrap, name, _nothing)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        return _gradients(data, wrap, name, _nothing)
 
 
 @pytest.mark.parametrize('name', PATHS)
-def test_saved_tensors_elsewhere(root: Path, name: str) -> None:
-    """Hooks on what autograd saves hand other tensors back; parameters keep their gradients."""
-    whole, shard = _data(root)
-    expected = _gradients(_model(name, wrapped=False), whole, _nothing)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
-        found = _gradients(_model(name, wrapped=True), shard, _nothing)
-    _assert_all_close(found, expected)
-
-
-def _data(root: Path) -> tuple[Data, Data]:
-    """The whole graph and its only part, in one order of edges: dropout draws PyG's mask."""
-    whole, shard = replicated_graph(), pyg_sar.load_shard(root)
-    assert torch.equal(whole.edge_index, shard.edge_index)
-    return whole, shard
-
-
-def _assert_all_close(found: list[Tensor], expected: list[Tensor]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        assert_close(torch.zeros(()) if a is None else a, torch.zeros(()) if b is None else b)
+@pytest.mark.parametrize(
+    'program', [_with_other_parameters, _with_hooks, _with_saved_tensors_elsewhere]
+)
+def test_programs(name: str, program: Program) -> None:
+    _assert_alike(program, name)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from alike import cut_of
 from ranks import run_ranks
 from replicated import LAYERS, Replicated, replicated_graph
 from torch import Tensor
-
-import pyg_sar
 
 TOLERANCE = 1e-10
 
@@ -23,20 +23,20 @@ ALWAYS = [
 EACH = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.bench) for name in LAYERS]
 
 
-@pytest.fixture(scope='module')
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Parts of unequal size, with edges from one to the other both ways."""
-    folder: Path = tmp_path_factory.mktemp('gradcheck') / 'parts'
-    parts = (torch.arange(14) % 3 == 0).long()
-    pyg_sar.partition_graph(replicated_graph(), 2, folder, method=parts)
-    return str(folder)
+PARTS = [int(i % 3 == 0) for i in range(14)]
+"""Of unequal size, with edges from one to the other both ways."""
 
 
-def _check(name: str, root: str, fast_mode: bool) -> tuple[Tensor, ...]:
+def _on_ranks(function: Callable[..., Any], name: str) -> list[Any]:
+    return run_ranks(function, 2, name, cut_of(replicated_graph, 2, PARTS))
+
+
+def _checked(name: str, root: str) -> tuple[Tensor, ...]:
+    """Along random directions of all inputs at once."""
     function = Replicated(name, root)
     # Twice the same bits (nondet_tol): sums do not depend on what arrives first.
     assert torch.autograd.gradcheck(
-        function, function.inputs, atol=1e-6, rtol=1e-5, nondet_tol=0.0, fast_mode=fast_mode
+        function, function.inputs, atol=1e-6, rtol=1e-5, nondet_tol=0.0, fast_mode=True
     )
     return _value_and_gradients(function)
 
@@ -47,14 +47,10 @@ def _value_and_gradients(function: Replicated) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize('name', EACH)
-def test_gradcheck(root: str, name: str) -> None:
-    """Along random directions of all inputs at once; and the gradient is one-process PyG's."""
-    _check_and_compare(root, name, fast_mode=True)
-
-
-def _check_and_compare(root: str, name: str, *, fast_mode: bool) -> None:
+def test_gradcheck(name: str) -> None:
+    """And the gradient is one-process PyG's."""
     expected = _value_and_gradients(Replicated(name, None))
-    for found in run_ranks(_check, 2, name, root, fast_mode):
+    for found in _on_ranks(_checked, name):
         torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
 
 
@@ -74,10 +70,10 @@ NOT_TWICE = 'RuntimeError: expected first derivatives only (got a gradient of a 
 
 
 @pytest.mark.parametrize('name', EACH)
-def test_second_derivatives(root: str, name: str) -> None:
+def test_second_derivatives(name: str) -> None:
     """They are not supported: an error, never other numbers."""
     expected = _second(name, None)
-    for found in run_ranks(_second, 2, name, root):
+    for found in _on_ranks(_second, name):
         if isinstance(found, str):
             assert found.startswith(NOT_TWICE), found
         else:

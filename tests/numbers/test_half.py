@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import cut_of
 from few import few
 from ranks import run_as_threads, run_ranks
 from rows_by_hand import as_rows, sharding_of
 from torch import Tensor
+from torch.nn import BatchNorm1d
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, conv, norm
 from torch_geometric.utils import stochastic_blockmodel_graph
@@ -30,9 +32,7 @@ NUM_FEATURES, NUM_EDGE_FEATURES, HIDDEN, NUM_CLASSES = 16, 4, 16, 4
 class TwoLayers(torch.nn.Module):
     """A conv, a norm, an activation without kinks, a conv of fewer columns."""
 
-    def __init__(
-        self, make: Callable[[int, int], torch.nn.Module], between: torch.nn.Module, edge: str
-    ) -> None:
+    def __init__(self, make: Callable[[int, int], Any], between: Any, edge: str = '') -> None:
         super().__init__()
         self.first, self.second = make(NUM_FEATURES, HIDDEN), make(HIDDEN, NUM_CLASSES)
         self.norm, self.edge = between, edge
@@ -51,8 +51,8 @@ def _mlp(num_in: int, num_out: int) -> torch.nn.Module:
 
 E = NUM_EDGE_FEATURES
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
-    'linear': lambda: TwoLayers(conv.SAGEConv, torch.nn.BatchNorm1d(HIDDEN), ''),
-    'normalised': lambda: TwoLayers(conv.GCNConv, norm.GraphNorm(HIDDEN), ''),
+    'linear': lambda: TwoLayers(conv.SAGEConv, BatchNorm1d(HIDDEN)),
+    'normalised': lambda: TwoLayers(conv.GCNConv, norm.GraphNorm(HIDDEN)),
     'weighted': lambda: TwoLayers(conv.GCNConv, norm.BatchNorm(HIDDEN), 'edge_weight'),
     'attention': lambda: TwoLayers(
         lambda i, o: conv.GATConv(i, o // 4, heads=4, edge_dim=E),
@@ -60,10 +60,10 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
         'edge_attr',
     ),
     'attention v2': lambda: TwoLayers(
-        lambda i, o: conv.GATv2Conv(i, o, edge_dim=E), norm.PairNorm(), 'edge_attr'
+        partial(conv.GATv2Conv, edge_dim=E), norm.PairNorm(), 'edge_attr'
     ),
     'softmax in one pass': lambda: TwoLayers(
-        lambda i, o: conv.TransformerConv(i, o, edge_dim=E), norm.InstanceNorm(HIDDEN), 'edge_attr'
+        partial(conv.TransformerConv, edge_dim=E), norm.InstanceNorm(HIDDEN), 'edge_attr'
     ),
     'edge network': lambda: TwoLayers(
         lambda i, o: conv.NNConv(i, o, _mlp(E, i * o), aggr='mean'),
@@ -76,13 +76,9 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
         'edge_attr',
     ),
     'several': lambda: TwoLayers(
-        lambda i, o: conv.SAGEConv(i, o, aggr=['max', 'mean', 'std']),
-        torch.nn.BatchNorm1d(HIDDEN),
-        '',
+        partial(conv.SAGEConv, aggr=['max', 'mean', 'std']), BatchNorm1d(HIDDEN)
     ),
-    'median': lambda: TwoLayers(
-        lambda i, o: conv.SAGEConv(i, o, aggr='median'), torch.nn.BatchNorm1d(HIDDEN), ''
-    ),
+    'median': lambda: TwoLayers(partial(conv.SAGEConv, aggr='median'), BatchNorm1d(HIDDEN)),
 }
 MODES = [
     'sequential',
@@ -110,13 +106,6 @@ def half_graph() -> Data:
     )
 
 
-@pytest.fixture(scope='module')
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder: Path = tmp_path_factory.mktemp('half') / 'parts'
-    pyg_sar.partition_graph(half_graph(), 2, folder)
-    return str(folder)
-
-
 def _model(name: str) -> torch.nn.Module:
     torch.manual_seed(3)
     return MODELS[name]()
@@ -142,28 +131,32 @@ def _pass(model: torch.nn.Module, data: Data, dtype: torch.dtype, kind: str) -> 
     return found | {key: p.grad for key, p in inner.named_parameters()}
 
 
-def _on_rank(name: str, root: str, dtype: torch.dtype, kind: str, options: dict[str, Any]) -> Any:
-    data = pyg_sar.load_shard(root)
-    return _pass(pyg_sar.DistributedDataParallel(_model(name), **options), data, dtype, kind)
+def _on_rank(name: str, root: str, dtype: torch.dtype, kind: str, mode: str) -> Any:
+    model = pyg_sar.DistributedDataParallel(_model(name), mode=mode)
+    return _pass(model, pyg_sar.load_shard(root), dtype, kind)
+
+
+def _root(num_parts: int = 2) -> str:
+    return cut_of(half_graph, num_parts, 'metis')
 
 
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('name', MODELS)
-def test_autocast(root: str, name: str, mode: str) -> None:
+def test_autocast(name: str, mode: str) -> None:
     """Parameters and their gradients are float32."""
-    _compare(root, name, torch.bfloat16, 'autocast', mode)
+    _compare(name, torch.bfloat16, 'autocast', mode)
 
 
 @pytest.mark.parametrize('name', few(MODELS))
 @pytest.mark.parametrize(
     'dtype', [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.bench)]
 )
-def test_half_precision_models(root: str, name: str, dtype: torch.dtype) -> None:
-    _compare(root, name, dtype, 'model', 'sequential')
+def test_half_precision_models(name: str, dtype: torch.dtype) -> None:
+    _compare(name, dtype, 'model')
 
 
-def _compare(root: str, name: str, dtype: torch.dtype, kind: str, mode: str) -> None:
-    _check(name, run_ranks(_on_rank, 2, name, root, dtype, kind, {'mode': mode}), dtype, kind)
+def _compare(name: str, dtype: torch.dtype, kind: str, mode: str = 'sequential') -> None:
+    _check(name, run_ranks(_on_rank, 2, name, _root(), dtype, kind, mode), dtype, kind)
 
 
 def _check(name: str, answers: list[Any], dtype: torch.dtype, kind: str) -> None:
@@ -180,21 +173,14 @@ def _check(name: str, answers: list[Any], dtype: torch.dtype, kind: str) -> None
         assert error <= 2 * of_plain + allowed * scale, (key, error, of_plain, scale)
 
 
-@pytest.fixture(scope='module')
-def thirds(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder: Path = tmp_path_factory.mktemp('thirds') / 'parts'
-    pyg_sar.partition_graph(half_graph(), 3, folder)
-    return str(folder)
-
-
 @pytest.mark.parametrize('world_size', [1, 3])
 @pytest.mark.parametrize('name', ['linear', 'weighted', 'attention', 'edge features'])
-def test_what_is_computed_again_has_the_same_bits(thirds: str, name: str, world_size: int) -> None:
+def test_what_is_computed_again_has_the_same_bits(name: str, world_size: int) -> None:
     """GraphSAGE, GCN, GAT and GINE: backward runs outside of autocast."""
-    arguments = name, thirds, torch.bfloat16, 'autocast'
-    expected = run_as_threads(_on_rank, world_size, *arguments, {'mode': 'sequential_no_remat'})
+    arguments = name, _root(3), torch.bfloat16, 'autocast'
+    expected = run_as_threads(_on_rank, world_size, *arguments, 'sequential_no_remat')
     _check(name, expected, *arguments[2:])
-    found = run_as_threads(_on_rank, world_size, *arguments, {'mode': 'sequential'})
+    found = run_as_threads(_on_rank, world_size, *arguments, 'sequential')
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
@@ -218,39 +204,6 @@ def test_batch_norm_rounds_once() -> None:
         assert 0 < found.norm() <= 2 * plain
 
 
-def test_a_message_is_replayed_in_the_mode_of_forward(root: str) -> None:
-    data = pyg_sar.load_shard(root)
-    torch.manual_seed(3)
-    model = pyg_sar.DistributedDataParallel(OwnMessage())
-    model(data.x, data.edge_index).square().sum().backward()
-    expected, model.weight.grad = model.weight.grad, None
-    loss = model(data.x, data.edge_index).square().sum()
-    with torch.autocast('cpu', torch.bfloat16):
-        loss.backward()
-    torch.testing.assert_close(model.weight.grad, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize('make', [conv.GATConv, conv.GATv2Conv])
-def test_narrow_rows_are_weighted_under_autocast(root: str, make: Any) -> None:
-    """Their weights are float32: no tensor of edges x channels is made, as in float32."""
-    data = pyg_sar.load_shard(root)
-    layer = pyg_sar.SARConv(make(NUM_FEATURES, 4, heads=4))
-    with torch.autocast('cpu', torch.bfloat16):
-        layer(data.x, data.edge_index)
-    assert 'learned values' in str(layer.chosen_paths())
-
-
-def test_a_message_is_replayed_in_the_dtype_of_forward(root: str) -> None:
-    data = pyg_sar.load_shard(root)
-    model = pyg_sar.DistributedDataParallel(NotedMessage())
-    with torch.autocast('cpu', torch.bfloat16):
-        loss = model(data.x, data.edge_index).float().square().sum()
-    of_forward = list(DTYPES)
-    DTYPES.clear()
-    loss.backward()
-    assert {*DTYPES} == {*of_forward} == {torch.bfloat16}
-
-
 class OwnMessage(MessagePassing):
     """A learnable map of every message, not of every node."""
 
@@ -262,14 +215,43 @@ class OwnMessage(MessagePassing):
         return self.propagate(edge_index, x=x)
 
     def message(self, x_j: Tensor) -> Tensor:
-        return (x_j @ self.weight).tanh()
+        out = (x_j @ self.weight).tanh()
+        DTYPES.append(out.dtype)
+        return out
 
 
 DTYPES: list[torch.dtype] = []  # not of the conv, which keeps what is of all edges
 
 
-class NotedMessage(OwnMessage):
-    def message(self, x_j: Tensor) -> Tensor:
-        out = super().message(x_j)
-        DTYPES.append(out.dtype)
-        return out
+def test_a_message_is_replayed_in_the_mode_of_forward() -> None:
+    data = pyg_sar.load_shard(_root())
+    torch.manual_seed(3)
+    model = pyg_sar.DistributedDataParallel(OwnMessage())
+    model(data.x, data.edge_index).square().sum().backward()
+    expected, model.weight.grad = model.weight.grad, None
+    loss = model(data.x, data.edge_index).square().sum()
+    with torch.autocast('cpu', torch.bfloat16):
+        loss.backward()
+    torch.testing.assert_close(model.weight.grad, expected, rtol=0, atol=0)
+
+
+def test_a_message_is_replayed_in_the_dtype_of_forward() -> None:
+    data = pyg_sar.load_shard(_root())
+    model = pyg_sar.DistributedDataParallel(OwnMessage())
+    DTYPES.clear()
+    with torch.autocast('cpu', torch.bfloat16):
+        loss = model(data.x, data.edge_index).float().square().sum()
+    of_forward = list(DTYPES)
+    DTYPES.clear()
+    loss.backward()
+    assert {*DTYPES} == {*of_forward} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize('make', [conv.GATConv, conv.GATv2Conv])
+def test_narrow_rows_are_weighted_under_autocast(make: Any) -> None:
+    """Their weights are float32: no tensor of edges x channels is made, as in float32."""
+    data = pyg_sar.load_shard(_root())
+    layer = pyg_sar.SARConv(make(NUM_FEATURES, 4, heads=4))
+    with torch.autocast('cpu', torch.bfloat16):
+        layer(data.x, data.edge_index)
+    assert 'learned values' in str(layer.chosen_paths())

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from expressions import expressions
 from ranks import run_as_threads
 from rows_by_hand import as_rows, sharding_of
-from torch import Tensor
 
 import pyg_sar
 from pyg_sar.comm.ranks import world_size
@@ -32,11 +31,11 @@ F.cross_entropy(x, (x[:, 0] > 1).long(), reduction='none').mean()
 NAMES = {'F': F, 'N': N, 'torch': torch}
 
 
-def _results(world: Tensor | None, dtype: torch.dtype, kind: torch.dtype) -> dict[str, Any]:
-    """What a rank finds, or one process with `world`; numbers of `dtype` are computed as `kind`."""
+def _results(is_cut: bool, dtype: torch.dtype, kind: torch.dtype) -> dict[str, Any]:
+    """What a rank or one process finds; numbers of `dtype` are computed as `kind`."""
     numbers = 1 + torch.randn(N, 3, generator=torch.Generator().manual_seed(0)) / 4
     whole = numbers.to(dtype).to(kind)
-    x = whole if world is not None else as_rows(whole, sharding_of(COUNTS[world_size()]))
+    x = as_rows(whole, sharding_of(COUNTS[world_size()])) if is_cut else whole
     out = {}
     for name in expressions(FUNCTIONS):
         leaf = x.detach().clone().requires_grad_()
@@ -49,17 +48,12 @@ def _results(world: Tensor | None, dtype: torch.dtype, kind: torch.dtype) -> dic
     return out
 
 
-def _on_rank(dtype: torch.dtype) -> dict[str, Any]:
-    return _results(None, dtype, dtype)
-
-
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize('num_ranks', [2, 3])  # one process has torch's own
 def test_sums_are_rounded_once(num_ranks: int, dtype: torch.dtype) -> None:
-    whole = torch.ones(())
-    exact = _results(whole, dtype, torch.float64)
-    plain = _results(whole, dtype, dtype)
-    for found in run_as_threads(_on_rank, num_ranks, dtype):
+    exact = _results(False, dtype, torch.float64)
+    plain = _results(False, dtype, dtype)
+    for found in run_as_threads(_results, num_ranks, True, dtype, dtype):
         for name, values in found.items():
             for value, right, torchs in zip(values, exact[name], plain[name], strict=True):
                 assert value.dtype == torchs.dtype, name

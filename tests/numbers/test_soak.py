@@ -26,11 +26,6 @@ def test_nothing_grows(tmp_path: Path, data: str, num_ranks: int) -> None:
         assert not growth(samples), (growth(samples), slope(samples, run.epochs))
 
 
-@pytest.fixture(scope='module')
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return partitioned(str(tmp_path_factory.mktemp('soak')), 2)
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
     'default': {},
     'all': {'timeout': 60, 'mode': 'sequential_no_remat'},
@@ -54,20 +49,18 @@ def _models(root: str, options: dict[str, Any], number: int) -> list[dict[str, f
     return samples
 
 
-def _check(root: str, options: dict[str, Any], number: int) -> None:
-    for samples in run_once(_models, 2, root, options, number, timeout=400):
+@pytest.mark.parametrize(
+    ('name', 'number'),
+    [
+        pytest.param('all', 8, marks=pytest.mark.slow),
+        pytest.param('all', 100, marks=pytest.mark.bench),
+        pytest.param('default', 100, marks=pytest.mark.bench),
+    ],
+)
+def test_dropped_models(tmp_path: Path, name: str, number: int) -> None:
+    root = partitioned(str(tmp_path), 2)
+    for samples in run_once(_models, 2, root, OPTIONS[name], number, timeout=400):
         found = growth(samples)
         if number < 100:
             found.pop('MiB', None)  # too short for it
         assert not found
-
-
-@pytest.mark.slow
-def test_dropped_models(root: str) -> None:
-    _check(root, OPTIONS['all'], 8)
-
-
-@pytest.mark.bench
-@pytest.mark.parametrize('name', OPTIONS)
-def test_a_hundred_dropped_models(root: str, name: str) -> None:
-    _check(root, OPTIONS[name], 100)

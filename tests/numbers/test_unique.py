@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from ranks import run_as_threads, run_ranks
+from alike import Wrap, assert_alike, cut_of
+from ranks import run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -36,52 +37,42 @@ def _columns(kind: str) -> Data:
     return data
 
 
-def _asked(data: Any) -> dict[str, list[Tensor]]:
-    found = {}
+def _asked(data: Any, wrap: Wrap) -> dict[str, list[Tensor]]:
+    found, options = {}, {'return_inverse': True, 'return_counts': True}
     for dtype in DTYPES:
         name = str(dtype).replace('torch.', 'of_')
         rows = data[name]
-        inverse = {'return_inverse': True, 'return_counts': True}
-        found[name] = [
-            rows[:, 0].unique(),
-            torch.unique(rows, sorted=False),
-            *torch.unique(rows, **inverse),
-            *rows[:, 1].unique(return_counts=True),
-        ]
-        if not rows.is_floating_point() or not rows.isnan().any():
-            found[name] += [*torch.unique(rows, dim=0, **inverse), rows.unique(dim=0)]
-    return {name: [pyg_sar.gather(t) for t in tensors] for name, tensors in found.items()}
-
-
-def _on_parts(root: Path) -> dict[str, list[Tensor]]:
-    return _asked(pyg_sar.load_shard(root))
+        has_nan = rows.is_floating_point() and bool(rows.isnan().any())
+        values, inverse, counts = torch.unique(rows, **options)
+        # NaNs have places in any order.
+        found[name] = [values, values[inverse] if has_nan else inverse, counts]
+        found[name] += [rows[:, 0].unique(), torch.unique(rows, sorted=False)]
+        found[name] += rows[:, 1].unique(return_counts=True)
+        if not has_nan:
+            found[name] += [*torch.unique(rows, dim=0, **options), rows.unique(dim=0)]
+    return found
 
 
 @pytest.mark.parametrize('kind', ['few', 'nan', 'a rank with none'])
-@pytest.mark.parametrize('world_size', [1, 3])
-def test_as_one_process(tmp_path: Path, kind: str, world_size: int) -> None:
-    data = _columns(kind)
-    of = torch.arange(NUM_NODES) % (2 if kind == 'a rank with none' else 3)
-    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=of)
-    expected = _asked(data)
-    runs = [run_ranks(_on_parts, world_size, tmp_path / 'parts')]
-    runs += [run_as_threads(_on_parts, world_size, tmp_path / 'parts')] if world_size > 1 else []
-    for found in (each for run in runs for each in run):
-        for name, tensors in expected.items():
-            for i, (ours, theirs) in enumerate(zip(found[name], tensors, strict=True)):
-                assert ours.dtype == theirs.dtype
-                if i == 3 and data[name].isnan().any():  # torch gives NaNs places in any order
-                    ours, theirs = found[name][2][ours], tensors[2][theirs]
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+@pytest.mark.parametrize(('world_size', 'by'), [(1, ''), (3, 'processes'), (3, 'threads')])
+def test_as_one_process(kind: str, world_size: int, by: str) -> None:
+    cut = [i % (2 if kind == 'a rank with none' else 3) for i in range(NUM_NODES)]
+    options = {'parts': 3, 'by': by, 'tolerance': 0, 'equal_nan': True}
+    graph = partial(_columns, kind)
+    assert_alike(_asked, graph=graph, cut=cut, ranks=[world_size], **options)
 
 
-def _longest_text(root: Path) -> int:
+def _of_six_hundred() -> Data:
+    return Data(edge_index=torch.zeros(2, 1, dtype=torch.int64), num_nodes=600)
+
+
+def _longest_text(root: str) -> int:
     """The characters of the longest text that this rank sends for the ids of all."""
-    data, encode = pyg_sar.load_shard(root), plain_values.encode
+    data = pyg_sar.load_shard(root)
     lengths = [0]
 
     def noting(value: Any) -> bytes:
-        text = encode(value)
+        text = plain_values.encode(value)
         lengths.append(len(text))
         return text
 
@@ -90,7 +81,6 @@ def _longest_text(root: Path) -> int:
     return max(lengths)
 
 
-def test_values_do_not_travel_as_text(tmp_path: Path) -> None:
-    data = Data(edge_index=torch.zeros(2, 1, dtype=torch.int64), num_nodes=600)
-    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.arange(600) % 3)
-    assert max(run_ranks(_longest_text, 3, tmp_path / 'parts')) < len(json.dumps([0] * 200))
+def test_values_do_not_travel_as_text() -> None:
+    root = cut_of(_of_six_hundred, 3, [i % 3 for i in range(600)])
+    assert max(run_ranks(_longest_text, 3, root)) < len(json.dumps([0] * 200))

@@ -1,15 +1,15 @@
-"""What is done with graph transformers: saved and loaded, rounded, before restricted layers."""
+"""What is done with graph transformers: rounded, given own rows, before restricted layers."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from on_ranks import parts_of
-from ranks import run_ranks
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from alike import Wrap, assert_alike, itself
+from on_ranks import on_ranks
+from small_graphs import small_graph
 from torch import Tensor
 from torch.nn import Linear, Module
 from torch_geometric.data import Data
@@ -18,7 +18,6 @@ from torch_geometric.nn import GCNConv, GPSConv, Polynormer, SAGEConv, SGFormer
 import pyg_sar
 
 WIDTH = 6
-TOLERANCE = {'rtol': 1e-10, 'atol': 1e-10}
 
 
 class Net(Module):
@@ -46,56 +45,42 @@ class Net(Module):
         return out
 
 
-KINDS = ['SGFormer', 'Polynormer', 'performer', 'multihead']
-kinds = pytest.mark.parametrize('kind', KINDS)
-
-
 @pytest.fixture(autouse=True)
-def _double() -> Any:
+def _double() -> Iterator[None]:
     """PyG's SGFormerAttention makes ones of the default dtype."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
 
 
-def _of(kind: str) -> tuple[Module, torch.optim.Optimizer]:
+def _parallel(kind: str, dtype: torch.dtype | None = None) -> Any:
     torch.set_default_dtype(torch.float64)
-    model = Net(kind)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return pyg_sar.DistributedDataParallel(Net(kind).eval(), exchange_dtype=dtype)
 
 
-def _outputs(root: str, kind: str, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+def _outputs(data: Any, kind: str, dtype: torch.dtype | None) -> list[Tensor]:
     """Of the attention by itself, and of the model with its conv."""
-    data = pyg_sar.load_shard(root)
-    model = pyg_sar.DistributedDataParallel(_of(kind)[0].eval(), exchange_dtype=dtype)
-    if kind in ('performer', 'multihead'):
-        model.module.inner.conv = None
-    alone = model.module(data.x, data.edge_index)
-    model = pyg_sar.DistributedDataParallel(_of(kind)[0].eval(), exchange_dtype=dtype)
-    return pyg_sar.gather(alone.detach()), pyg_sar.gather(model(data.x, data.edge_index).detach())
+    alone, model = _parallel(kind, dtype), _parallel(kind, dtype)
+    alone.module.inner.conv = None
+    rows = alone.module(data.x, data.edge_index), model(data.x, data.edge_index)
+    return [pyg_sar.gather(each.detach()) for each in rows]
 
 
 @pytest.mark.parametrize('kind', ['performer', 'multihead'])
-def test_attention_is_not_rounded_where_rows_of_convs_are(kind: str) -> None:
-    root = str(parts_of(2))
-    exact, whole = run_ranks(_outputs, 2, root, kind, None)[0]
-    same, rounded = run_ranks(_outputs, 2, root, kind, torch.bfloat16)[0]
+@on_ranks(2)
+def test_attention_is_not_rounded_where_rows_of_convs_are(data: Any, kind: str) -> None:
+    exact, whole = _outputs(data, kind, None)
+    same, rounded = _outputs(data, kind, torch.bfloat16)
     torch.testing.assert_close(same, exact, rtol=0, atol=0)
     assert 0 < (rounded - whole).abs().max() < 0.05
 
 
-@kinds
-def test_what_local_gives_is_refused(kind: str) -> None:
+@pytest.mark.parametrize('kind', ['SGFormer', 'Polynormer', 'performer', 'multihead'])
+@on_ranks(2, is_local=True)
+def test_what_local_gives_is_refused(data: Any, kind: str) -> None:
     """Their attention would be to the rows of one rank."""
-    root = str(parts_of(2))
-    outcomes = run_ranks(_plain, 2, root, kind)
-    assert_all_raise(outcomes, 'ValueError', 'as pyg_sar.local gives them')
-
-
-def _plain(root: str, kind: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = pyg_sar.DistributedDataParallel(_of(kind)[0])
-    return attempt(lambda: model(data.x, data.edge_index))
+    with pytest.raises(ValueError, match=r'as pyg_sar\.local gives them'):
+        _parallel(kind).train()(data.x, data.edge_index)
 
 
 class Attended(Module):
@@ -120,20 +105,22 @@ class Attended(Module):
         return x
 
 
-def _restricted(root: str) -> dict[str, Tensor]:
+def _restricted(data: Any, wrap: Wrap) -> list[Tensor]:
     torch.set_default_dtype(torch.float64)
-    data = pyg_sar.load_shard(root)
-    model = pyg_sar.DistributedDataParallel(Attended())
-    layers = pyg_sar.restrict(data, data.train_mask, num_layers=2)
-    model(data, layers).square().sum(1).mean().backward()
-    return {name: p.grad for name, p in model.module.named_parameters()}
+    model = wrap(Attended())
+    if wrap is itself:
+        out = model(data)[data.train_mask]
+    else:
+        out = model(data, pyg_sar.restrict(data, data.train_mask, num_layers=2))
+    out.square().sum(1).mean().backward()
+    return [p.grad for p in model.parameters()]
 
 
-def test_attention_before_restricted_layers(tmp_path: Path) -> None:
+def _with_few_seeds() -> Data:
     graph = small_graph()
     graph.train_mask = torch.arange(graph.num_nodes) % 5 == 0
-    found = run_ranks(_restricted, 3, str(cut(graph, 3, tmp_path / 'parts')))
-    model = Attended()
-    model(graph)[graph.train_mask].square().sum(1).mean().backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[1][name], parameter.grad, **TOLERANCE)
+    return graph
+
+
+def test_attention_before_restricted_layers() -> None:
+    assert_alike(_restricted, graph=_with_few_seeds, by='processes')

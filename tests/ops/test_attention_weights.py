@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from importlib import import_module
+from operator import iadd
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_pyg import compared, values
+from expressions import expressions
 from on_ranks import on_ranks, parts_of
 from pairs import pairs
 from ranks import run_as_threads
@@ -29,10 +30,14 @@ from pyg_sar.utils.installed import loops
 pytestmark = pytest.mark.skipif(loops() is None, reason='no compiled loops')
 
 
+def leaky(scores: Tensor, slope: float = 0.2) -> Tensor:
+    return F.leaky_relu(scores, slope)
+
+
 class Scored(MessagePassing):
     """Attention of a user: scores of both ends, in one function or in two."""
 
-    def __init__(self, weigh: Callable[..., Tensor], in_message: bool = False) -> None:
+    def __init__(self, weigh: str, in_message: bool = False) -> None:
         super().__init__(aggr='add', node_dim=0)
         self.weigh, self.in_message, self.slope = weigh, in_message, 0.2
         self.lin = torch.nn.Linear(6, 12, dtype=torch.float64)
@@ -40,75 +45,31 @@ class Scored(MessagePassing):
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
         alpha, rows = self.ends(x).split(3, dim=1), self.lin(x).view(-1, 3, 4)
-        if self.in_message:
-            return self.propagate(edge_index, x=rows, alpha=alpha, w=None).flatten(1)
-        w = self.edge_updater(edge_index, alpha=alpha)
+        w = None if self.in_message else self.edge_updater(edge_index, alpha=alpha)
         return self.propagate(edge_index, x=rows, alpha=alpha, w=w).flatten(1)
 
     def edge_update(self, alpha_j: Tensor, alpha_i: Tensor, index: Tensor) -> Tensor:
-        return self.weigh(self, alpha_j, alpha_i, index)
+        names = {'self': self, 'a': alpha_j, 'b': alpha_i, 'index': index, 'iadd': iadd}
+        return eval(self.weigh, globals(), names)
 
     def message(
         self, x_j: Tensor, alpha_j: Tensor, alpha_i: Tensor, w: Any, index: Tensor
     ) -> Tensor:
-        w = self.weigh(self, alpha_j, alpha_i, index) if w is None else w
+        w = self.edge_update(alpha_j, alpha_i, index) if w is None else w
         return w.unsqueeze(-1) * x_j
 
 
-def plain(self: Any, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    return softmax(F.leaky_relu(a + b, self.slope), index)
-
-
-def turned_round(self: Any, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    return softmax(torch.nn.LeakyReLU(self.slope)(torch.add(b, a)), index)
-
-
-def changed_scores(self: Any, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    scores = F.leaky_relu(a + b, self.slope)
-    scores += 0.5 * a.sin()
-    return softmax(scores, index)
-
-
-def changed_sum(self: Any, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    total = a + b
-    out = F.leaky_relu(total.mul_(2), self.slope)
-    return softmax(out, index)
-
-
-def changed_weights(self: Any, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    return softmax(F.leaky_relu(a + b, self.slope), index).mul(2)
-
-
-def scaled(self: Any, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    return softmax(F.leaky_relu(torch.add(a, b, alpha=3), self.slope), index)
-
-
-def twice(self: Any, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    return softmax(F.leaky_relu(a + a, self.slope), index) + 0 * b
-
-
-def without_gradient(self: Any, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    return softmax(F.leaky_relu(a + b, self.slope), index).detach()
-
-
-def one_without_gradient(self: Any, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    return softmax(F.leaky_relu(a.detach() + b, self.slope), index)
-
-
-def dropped(self: Any, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    return F.dropout(softmax(F.leaky_relu(a + b, self.slope), index), 0.0, self.training)
-
-
-LOOPED = plain, turned_round, dropped
-OTHERS = (
-    changed_scores,
-    changed_sum,
-    changed_weights,
-    scaled,
-    twice,
-    without_gradient,
-    one_without_gradient,
-)
+PLAIN = 'softmax(leaky(a + b, self.slope), index)'
+LOOPED = f"""
+{PLAIN}; softmax(torch.nn.LeakyReLU(self.slope)(torch.add(b, a)), index)
+F.dropout(softmax(leaky(a + b), index), 0.0, self.training)
+"""
+OTHERS = """
+softmax(iadd(leaky(a + b), 0.5 * a.sin()), index); softmax(leaky((a + b).mul_(2)), index)
+softmax(leaky(a + b), index).mul(2); softmax(leaky(torch.add(a, b, alpha=3)), index)
+softmax(leaky(a + a), index) + 0 * b; softmax(leaky(a + b), index).detach()
+softmax(leaky(a.detach() + b), index)
+"""
 
 
 def _on_rank(root: Path, module: torch.nn.Module, mode: str) -> None:
@@ -124,15 +85,15 @@ def _is_looped(module: Any, world_size: int, mode: str = 'sequential') -> bool:
 
 
 @pytest.mark.parametrize('in_message', [False, True])
-@pytest.mark.parametrize('weigh', [*LOOPED, *OTHERS])
-def test_weights_of_a_user(weigh: Any, in_message: bool) -> None:
-    assert _is_looped(Scored(weigh, in_message), 2) == (weigh in LOOPED)
+@pytest.mark.parametrize('weigh', expressions(LOOPED + OTHERS))
+def test_weights_of_a_user(weigh: str, in_message: bool) -> None:
+    assert _is_looped(Scored(weigh, in_message), 2) == (weigh in expressions(LOOPED))
 
 
 class Dotted(MessagePassing):
     """GATv2 of a user: scores of both ends, whose channels a parameter sums."""
 
-    def __init__(self, weigh: Callable[..., Tensor]) -> None:
+    def __init__(self, weigh: str) -> None:
         super().__init__(aggr='add', node_dim=0)
         self.weigh = weigh
         self.ends = torch.nn.Linear(6, 24, dtype=torch.float64)
@@ -144,51 +105,26 @@ class Dotted(MessagePassing):
         return self.propagate(edge_index, x=(source, own), w=w).flatten(1)
 
     def edge_update(self, x_j: Tensor, x_i: Tensor, index: Tensor) -> Tensor:
-        return softmax(self.weigh(self, x_j, x_i), index)
+        names = {'a': x_j, 'b': x_i, 'att': self.att}
+        return softmax(eval(self.weigh, globals(), names), index)
 
     def message(self, x_j: Tensor, w: Tensor) -> Tensor:
         return w.unsqueeze(-1) * x_j
 
 
-def dots(self: Any, a: Tensor, b: Tensor) -> Tensor:
-    return (F.leaky_relu(a + b, 0.2) * self.att).sum(dim=-1)
+DOTS = """
+(leaky(a + b) * att).sum(dim=-1); torch.sum(att * leaky(b + a, -0.3), dim=-1)
+"""
+OTHER_DOTS = """
+(leaky(a + b) * att[:, :, :1]).sum(dim=-1); (leaky(a + b) * att).sum(dim=1)[:, :3]
+(leaky(a + b) * att * att).sum(dim=-1); (leaky(a + b) * att.detach()).sum(dim=-1)
+(leaky(a + b) * att).mul_(2).sum(dim=-1); leaky(((a + b) * att).sum(dim=-1))
+"""
 
 
-def dots_turned_round(self: Any, a: Tensor, b: Tensor) -> Tensor:
-    return torch.sum(self.att * F.leaky_relu(b + a, -0.3), dim=-1)
-
-
-def of_a_part(self: Any, a: Tensor, b: Tensor) -> Tensor:
-    return (F.leaky_relu(a + b, 0.2) * self.att[:, :, :1]).sum(dim=-1)
-
-
-def over_heads(self: Any, a: Tensor, b: Tensor) -> Tensor:
-    return (F.leaky_relu(a + b, 0.2) * self.att).sum(dim=1)[:, :3]
-
-
-def with_gates(self: Any, a: Tensor, b: Tensor) -> Tensor:
-    return (F.leaky_relu(a + b, 0.2) * self.att * self.att).sum(dim=-1)
-
-
-def of_constants(self: Any, a: Tensor, b: Tensor) -> Tensor:
-    return (F.leaky_relu(a + b, 0.2) * self.att.detach()).sum(dim=-1)
-
-
-def changed_products(self: Any, a: Tensor, b: Tensor) -> Tensor:
-    return (F.leaky_relu(a + b, 0.2) * self.att).mul_(2).sum(dim=-1)
-
-
-def of_leaky_heads(self: Any, a: Tensor, b: Tensor) -> Tensor:
-    return F.leaky_relu(((a + b) * self.att).sum(dim=-1), 0.2)
-
-
-DOTS = dots, dots_turned_round
-OTHER_DOTS = of_a_part, over_heads, with_gates, of_constants, changed_products, of_leaky_heads
-
-
-@pytest.mark.parametrize('weigh', [*DOTS, *OTHER_DOTS])
-def test_dots_of_a_user(weigh: Any) -> None:
-    assert _is_looped(Dotted(weigh), 2) == (weigh in DOTS)
+@pytest.mark.parametrize('weigh', expressions(DOTS + OTHER_DOTS))
+def test_dots_of_a_user(weigh: str) -> None:
+    assert _is_looped(Dotted(weigh), 2) == (weigh in expressions(DOTS))
 
 
 @pairs(
@@ -217,7 +153,7 @@ def test_chunks_add_in_their_order(data: Any, conv: Any) -> None:
 
 @on_ranks(2, by='threads')
 def test_a_slope_that_changes(data: Any) -> None:
-    plain_conv, conv = Scored(plain), pyg_sar.SARConv(Scored(plain))
+    plain_conv, conv = Scored(PLAIN), pyg_sar.SARConv(Scored(PLAIN))
     conv.load_state_dict(plain_conv.state_dict())
     for plain_conv.slope in (0.2, 0.7, -0.3, 0.2):
         conv.slope = plain_conv.slope
@@ -238,7 +174,7 @@ class Weights(Scored):
 
 def _weights_of(root: str) -> Tensor:
     data = pyg_sar.load_shard(root)
-    return pyg_sar.gather(pyg_sar.SARConv(Weights(plain))(data.x, data.edge_index))
+    return pyg_sar.gather(pyg_sar.SARConv(Weights(PLAIN))(data.x, data.edge_index))
 
 
 @pairs(world_size=[1, 2], dtype=[torch.float32, torch.float64])
@@ -248,7 +184,7 @@ def test_scores_that_are_far_apart_or_no_numbers(
     graph = small_graph()
     graph.x = torch.linspace(-90, 90, 3 * 40, dtype=dtype).view(40, 3)
     graph.x[4, 0], graph.x[9, 1], graph.x[11, 2] = float('-inf'), float('nan'), float('inf')
-    want = Weights(plain)(graph.x, graph.edge_index)
+    want = Weights(PLAIN)(graph.x, graph.edge_index)
     assert want.isnan().any()
     for found in run_as_threads(_weights_of, world_size, cut(graph, world_size, tmp_path)):
         assert torch.allclose(found, want, rtol=1e-5, atol=1e-7, equal_nan=True)

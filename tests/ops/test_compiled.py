@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from started import ROOT, run
 
 from pyg_sar.ops.spmm import add_weighted_sums, edge_dots
 from pyg_sar.ops.weighted_loops import run_loop
@@ -112,11 +111,9 @@ def test_one_segment_of_all_edges():
     assert out.view(-1).tolist() == [200_000.0] * 4
 
 
-def _run(tmp_path: Path, **environment: str) -> tuple[str, str]:
+def _run(folder: Path, **environment: str) -> tuple[str, str]:
     """What a new process prints, and what it warns of."""
-    env = {'PATH': '/usr/bin:/bin', 'PYTHONPATH': str(Path(__file__).parents[2]), **environment}
-    command = [sys.executable, '-c', SUM]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    done = run(['python', '-c', SUM], folder=folder, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr
 
@@ -146,8 +143,7 @@ def test_what_numba_may_not_do(tmp_path):
 )
 def test_a_numba_that_cannot_be_imported(tmp_path, error, says):
     (tmp_path / 'numba.py').write_text(f'raise {error}\n')
-    here = {'PYTHONPATH': f'{tmp_path}:{Path(__file__).parents[2]}'}
-    found, warned = _run(tmp_path, **here)
+    found, warned = _run(tmp_path, PYTHONPATH=f'{tmp_path}:{ROOT}')
     assert found == 'torch'
     assert says in warned
     assert ('UserWarning' in warned) == bool(says)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from against_pyg import MODES, compared, paths_of, values
+from expressions import expressions
 from on_ranks import on_ranks
 from pairs import pairs
 from small_graphs import assert_close
@@ -41,60 +44,37 @@ class Attends(MessagePassing):
         self, x_j: Tensor, score_i: Any, score_j: Any, edge_attr: Any, index: Any
     ) -> Tensor:
         logits = score_i + self.scale * score_j + self.of_edges(edge_attr)
-        if self.form == 'gates':
-            return logits.tanh().unsqueeze(-1) * x_j
-        if self.form == 'one head':
-            return logits.sum(-1).sigmoid().view(-1, 1, 1) * x_j
-        if self.form == 'of itself':
-            logits = logits + x_j.sum(-1)
-        if self.form == 'a gate for every channel':
-            return x_j * (logits.unsqueeze(-1) + torch.arange(1.0, 1 + CHANNELS).to(logits)).sin()
-        alpha = softmax(logits, index)
-        if self.form == 'twice a softmax':
-            alpha = softmax(alpha * logits, index)
-        if self.form == 'keeps its weights':
-            self.kept = alpha
-        if self.form == 'without gradient':
-            with torch.no_grad():
-                return x_j * alpha.unsqueeze(-1)
-        if self.form == 'detached rows':
-            return x_j.detach() * alpha.unsqueeze(-1)
-        if self.form == 'detached weights':
-            return x_j * alpha.detach().unsqueeze(-1)
-        if self.form == 'a row for every head':
-            rows = x_j.view(-1, CHANNELS) * alpha.view(-1, 1)
-            return rows.view(-1, HEADS, CHANNELS)
-        if self.form == 'and more':
-            return x_j * alpha.unsqueeze(-1) + 1
-        if self.form == 'flat':
-            return torch.mul(x_j, alpha[:, :, None]).view(-1, HEADS * CHANNELS)
-        product = x_j * alpha.view(-1, HEADS, 1)
-        if self.form == 'sum of heads':
-            return product.sum(dim=-2)
-        if self.form == 'sum of channels':
-            return torch.sum(product.view(-1, 1, HEADS, CHANNELS), 3).flatten(1)
-        if self.form == 'sum of both':
-            return product.sum(1).sum(1, keepdim=True)
-        if self.form == 'rows that are summed before':
-            return x_j.sum(1, keepdim=True) * alpha.view(-1, HEADS, 1)
-        return product
+        names = {'x_j': x_j, 'logits': logits, 'soft': lambda scores: softmax(scores, index)}
+        return eval(self.form, globals(), names | {'keep': self.keep})
+
+    def keep(self, weights: Tensor) -> Tensor:
+        self.kept = weights
+        return weights
 
 
-FACTORED = (
-    *('softmax', 'gates', 'one head', 'keeps its weights', 'flat', 'sum of heads'),
-    'sum of channels',
-)
-REPLAYED = (
-    *('of itself', 'a gate for every channel', 'detached rows', 'a row for every head'),
-    'rows that are summed before',
-)
-BY_DESTINATION = (
-    'twice a softmax',
-    'detached weights',
-    'without gradient',
-    'and more',
-    'sum of both',
-)
+# Messages of x_j [edges, HEADS, CHANNELS] and logits [edges, HEADS].
+SOFTMAX = 'x_j * soft(logits).view(-1, HEADS, 1)'
+GATES = 'logits.tanh().unsqueeze(-1) * x_j'
+SUM_OF_HEADS = f'({SOFTMAX}).sum(dim=-2)'
+FACTORED = f"""
+{SOFTMAX}; {GATES}; logits.sum(-1).sigmoid().view(-1, 1, 1) * x_j; {SUM_OF_HEADS}
+x_j * keep(soft(logits)).view(-1, HEADS, 1)
+torch.mul(x_j, soft(logits)[:, :, None]).view(-1, HEADS * CHANNELS)
+torch.sum(({SOFTMAX}).view(-1, 1, HEADS, CHANNELS), 3).flatten(1)
+"""
+# x_j is read elsewhere, too, or a part takes no gradient, or the factor is as large.
+REPLAYED = """
+x_j * soft(logits + x_j.sum(-1)).view(-1, HEADS, 1); x_j.detach() * soft(logits).unsqueeze(-1)
+x_j * (logits.unsqueeze(-1) + torch.arange(1.0, 1 + CHANNELS).to(logits)).sin()
+(x_j.view(-1, CHANNELS) * soft(logits).view(-1, 1)).view(-1, HEADS, CHANNELS)
+x_j.sum(1, keepdim=True) * soft(logits).view(-1, HEADS, 1)
+"""
+# A softmax that does more than weight.
+BY_DESTINATION = f"""
+x_j * soft(soft(logits) * logits).view(-1, HEADS, 1); x_j * soft(logits).detach().unsqueeze(-1)
+torch.no_grad()(torch.mul)(x_j, soft(logits).unsqueeze(-1)); x_j * soft(logits).unsqueeze(-1) + 1
+({SOFTMAX}).sum(1).sum(1, keepdim=True)
+"""
 
 
 def _check(data: Any, form: str, mode: str = 'sequential', aggr: str = 'sum') -> set[str]:
@@ -106,37 +86,33 @@ def _check(data: Any, form: str, mode: str = 'sequential', aggr: str = 'sum') ->
     return paths_of(model)
 
 
-@pairs(form=FACTORED, world_size=[1, 3], mode=MODES)
+@pairs(form=expressions(FACTORED), world_size=[1, 3], mode=MODES)
 @on_ranks(by='threads')
 def test_sums_of_rows_times_a_factor(data, form, world_size, mode):
     assert _check(data, form, mode) == {'one_shot' if mode == 'one_shot' else 'scalar times x_j'}
 
 
+@pytest.mark.parametrize('form', [SOFTMAX, SUM_OF_HEADS])
 @on_ranks(by='threads')
-def test_mean(data):
-    assert _check(data, 'softmax', aggr='mean') == {'scalar times x_j'}
-    assert _check(data, 'sum of heads', aggr='mean') == {'scalar times x_j'}
+def test_mean(data, form):
+    assert _check(data, form, aggr='mean') == {'scalar times x_j'}
+
+
+OTHERS = [*product(expressions(REPLAYED), ['replay'])]
+OTHERS += product(expressions(BY_DESTINATION), ['by destination'])
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
-@pytest.mark.parametrize('form', REPLAYED)
+@pytest.mark.parametrize(('form', 'path'), OTHERS)
 @on_ranks(by='threads')
-def test_others_are_replayed(data, form, world_size):
-    """x_j is read elsewhere, too, or a part takes no gradient, or the factor is as large."""
-    assert _check(data, form) == {'replay'}
-
-
-@pytest.mark.parametrize('world_size', [1, 3])
-@pytest.mark.parametrize('form', BY_DESTINATION)
-@on_ranks(by='threads')
-def test_a_softmax_that_does_more_than_weight(data, form, world_size):
-    assert _check(data, form) == {'by destination'}
+def test_others(data, form, path, world_size):
+    assert _check(data, form) == {path}
 
 
 @on_ranks(by='threads')
 def test_maxima_and_hooks_are_replayed(data):
-    assert _check(data, 'gates', aggr='max') == {'replay'}
-    model = DistributedDataParallel(Attends('gates').double())
+    assert _check(data, GATES, aggr='max') == {'replay'}
+    model = DistributedDataParallel(Attends(GATES).double())
     seen = []
     model.register_message_forward_hook(lambda conv, inputs, out: seen.append(out.shape))
     model(data.x, data.edge_index, data.edge_attr)
@@ -145,31 +121,28 @@ def test_maxima_and_hooks_are_replayed(data):
 
 
 CONVS = {
-    'AGNN': lambda: AGNNConv(),
-    'FA': lambda: FAConv(6),
-    'GMM': lambda: GMMConv(6, 5, 4, 3),
-    'Transformer': lambda: TransformerConv(6, 5, 2),
+    'AGNN': (lambda: AGNNConv(), ''),
+    'FA': (lambda: FAConv(6), 'x'),
+    'GMM': (lambda: GMMConv(6, 5, 4, 3), 'edge_attr'),
+    'Transformer': (lambda: TransformerConv(6, 5, 2), ''),
 }
 
 
 class Calls(torch.nn.Module):
-    def __init__(self, conv: torch.nn.Module) -> None:
+    def __init__(self, make: Callable[[], torch.nn.Module], takes: str) -> None:
         super().__init__()
-        self.conv = conv
+        self.conv, self.takes = make(), takes
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        if isinstance(self.conv, FAConv):
-            return self.conv(x, x, edge_index)
-        if isinstance(self.conv, GMMConv):
-            return self.conv(x, edge_index, edge_attr)
-        return self.conv(x, edge_index)
+        more = {'x': [x, x, edge_index], 'edge_attr': [x, edge_index, edge_attr]}
+        return self.conv(*more.get(self.takes, [x, edge_index]))
 
 
 @pytest.mark.parametrize('name', CONVS)
 @on_ranks(by='threads')
 def test_convs(data, name):
     torch.manual_seed(0)
-    model, _ = compared(Calls(CONVS[name]()).double(), data)
+    model, _ = compared(Calls(*CONVS[name]).double(), data)
     assert paths_of(model) == {'scalar times x_j'}
 
 

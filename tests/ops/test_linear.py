@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -38,28 +39,44 @@ def _is_used(out: torch.Tensor) -> bool:
     return type(out.grad_fn).__name__ == '_LinearBackward'
 
 
-@pytest.mark.parametrize('needs', [(1, 1, 1), (0, 1, 1), (1, 0, 0), (0, 0, 1)])
-@pytest.mark.parametrize('has_bias', [True, False])
-def test_numbers_are_those_of_float64(needs, has_bias):
-    leaves = [t.detach().requires_grad_(bool(need)) for t, need in zip(_made(), needs, strict=True)]
-    x, weight, bias = leaves
-    out = by_onednn.linear(x, weight, bias if has_bias else None)
+def _assert_close_to_float64(
+    out: torch.Tensor, layer: Callable[..., torch.Tensor], *leaves: torch.Tensor
+) -> None:
+    """Numbers and gradients of a layer of float32 leaves."""
     exact = [t.detach().double().requires_grad_(t.requires_grad) for t in leaves]
-    want = F.linear(exact[0], exact[1], exact[2] if has_bias else None)
+    want = layer(*exact)
     torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
     if not out.requires_grad:
         return
-    assert _is_used(out)
-    grad = torch.randn(NUM_ROWS, OUT, generator=torch.Generator().manual_seed(1))
+    grad = torch.randn(want.shape, generator=torch.Generator().manual_seed(1))
     out.backward(grad)
     want.backward(grad.double())
     for own, other in zip(leaves, exact, strict=True):
         assert (own.grad is None) == (other.grad is None)
         if own.grad is not None:
-            scale = other.grad.abs().max()
-            torch.testing.assert_close(
-                own.grad.double() / scale, other.grad / scale, rtol=0, atol=2e-6
-            )
+            found, right = (t.grad.double() / other.grad.abs().max() for t in (own, other))
+            torch.testing.assert_close(found, right, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize('needs', [(1, 1, 1), (0, 1, 1), (1, 0, 0), (0, 0, 1)])
+@pytest.mark.parametrize('has_bias', [True, False])
+def test_numbers_are_those_of_float64(needs, has_bias):
+    leaves = [t.detach().requires_grad_(bool(need)) for t, need in zip(_made(), needs, strict=True)]
+    leaves = leaves if has_bias else leaves[:2]
+    out = by_onednn.linear(*leaves)
+    assert _is_used(out) == out.requires_grad
+    _assert_close_to_float64(out, F.linear, *leaves)
+
+
+@pytest.mark.parametrize('num_dims', [2, 3])
+def test_products_with_a_matrix(num_dims):
+    x, weight, _ = _made()
+    x = x.detach()[: NUM_ROWS // 2 * 2].view(-1, *[2] * (num_dims - 2), IN).requires_grad_()
+    matrix = weight.detach().t().contiguous().requires_grad_()
+    out = by_onednn.linear(x, matrix.t())
+    assert _is_used(out if num_dims == 2 else out._base)
+    _assert_close_to_float64(out, torch.matmul, x, matrix)
+    assert x.grad.shape == x.shape
 
 
 def test_more_dimensions_and_gradients_that_are_no_rows_in_memory():
@@ -161,29 +178,8 @@ def test_compilers_take_the_plain_layer():
     torch.testing.assert_close(compiled(x), model.first(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize('num_dims', [2, 3])
-def test_products_with_a_matrix(num_dims):
-    x, weight, _ = _made()
-    x = x.detach()[: NUM_ROWS // 2 * 2].view(-1, *[2] * (num_dims - 2), IN).requires_grad_()
-    matrix = weight.detach().t().contiguous().requires_grad_()
-    out = by_onednn.linear(x, matrix.t())
-    assert _is_used(out if num_dims == 2 else out._base)
-    exact = [t.detach().double().requires_grad_() for t in (x, matrix)]
-    want = exact[0] @ exact[1]
-    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
-    (out / NUM_ROWS).square().sum().backward()
-    (want / NUM_ROWS).square().sum().backward()
-    for own, other in zip((x, matrix), exact, strict=True):
-        assert own.grad.shape == own.shape
-        scale = other.grad.abs().max()
-        torch.testing.assert_close(
-            own.grad / scale, (other.grad / scale).float(), rtol=0, atol=2e-6
-        )
-
-
 @on_ranks(2, by='threads')
 def test_rows(data):
-
     torch.manual_seed(0)
     wide = torch.cat([data.x.float()] * 200, dim=1).requires_grad_()  # 13 rows are enough then
     weight = torch.randn(600, wide.size(1), requires_grad=True)

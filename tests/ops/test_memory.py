@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from weakref import WeakSet
 
 import gather_memory
 import pytest
 import torch
+from alike import cut_of
 from ranks import run_ranks
+from started import ROOT
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINEConv, SAGEConv, TransformerConv
@@ -38,13 +41,13 @@ def _graph(distance: int) -> Data:
     return Data(x=x, edge_index=torch.stack([src, dst]))
 
 
-@pytest.fixture(scope='module')
-def partitions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp('memory')
+GRAPHS = {'near': partial(_graph, 1), 'far': partial(_graph, NUM_NODES // 2 - 1)}
+
+
+def _saved(name: str, graph: str, mode: str = 'sequential') -> list[tuple[int, int]]:
+    """What :func:`_saved_rows` tells on two ranks."""
     halves = torch.arange(NUM_NODES) // (NUM_NODES // 2)
-    for name, distance in (('near', 1), ('far', NUM_NODES // 2 - 1)):
-        pyg_sar.partition_graph(_graph(distance), 2, root / name, method=halves)
-    return root
+    return run_ranks(_saved_rows, 2, name, cut_of(GRAPHS[graph], 2, halves.tolist()), mode)
 
 
 def _saved_rows(name: str, root: str, mode: str) -> tuple[int, int]:
@@ -77,56 +80,49 @@ class _Saved:
 
 
 @pytest.mark.parametrize('name', CONVS)
-def test_saved_tensors_do_not_grow_with_the_halo(partitions: Path, name: str) -> None:
-    near = run_ranks(_saved_rows, 2, name, str(partitions / 'near'), 'sequential')
-    far = run_ranks(_saved_rows, 2, name, str(partitions / 'far'), 'sequential')
+def test_saved_tensors_do_not_grow_with_the_halo(name: str) -> None:
+    near, far = _saved(name, 'near'), _saved(name, 'far')
     assert [rows for _, rows in near] == [4, 4]
     assert [rows for _, rows in far] == [32, 32]
     assert [saved for saved, _ in far] == [saved for saved, _ in near]
 
 
-@pytest.mark.parametrize('name', ['GINE', 'Transformer'])
-def test_without_remat_the_rows_received_are_kept(partitions: Path, name: str) -> None:
-    far = str(partitions / 'far')
-    keeps = run_ranks(_saved_rows, 2, name, far, 'sequential_no_remat')
-    drops = run_ranks(_saved_rows, 2, name, far, 'sequential')
-    width = {'GINE': 8, 'Transformer': 16}[name]
+@pytest.mark.parametrize(
+    ('name', 'mode', 'num_kept'),
+    [
+        ('GINE', 'sequential_no_remat', 32 * 8),
+        ('Transformer', 'sequential_no_remat', 32 * 16),
+        ('Transformer', 'one_shot', NUM_NODES // 2 * DEGREE * 8),
+    ],
+)
+def test_other_modes_keep_the_rows_received_or_the_messages(
+    name: str, mode: str, num_kept: int
+) -> None:
+    keeps, drops = _saved(name, 'far', mode), _saved(name, 'far')
     for (kept, num_halo), (dropped, _) in zip(keeps, drops, strict=True):
-        assert kept - dropped >= num_halo * width
-
-
-def test_one_shot_keeps_halo_rows_and_messages(partitions: Path) -> None:
-    far = str(partitions / 'far')
-    one_shot = run_ranks(_saved_rows, 2, 'Transformer', far, 'one_shot')
-    sequential = run_ranks(_saved_rows, 2, 'Transformer', far, 'sequential')
-    num_messages = NUM_NODES // 2 * DEGREE * 8
-    for (all_at_once, _), (by_block, _) in zip(one_shot, sequential, strict=True):
-        assert all_at_once - by_block >= num_messages
+        assert num_halo == 32
+        assert kept - dropped >= num_kept
 
 
 MANY_NODES, MANY_EDGES = 3_000, 50_000
 
 
-@pytest.fixture(scope='module')
-def many_edges(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _many_edges() -> Data:
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(MANY_NODES, (2, MANY_EDGES), generator=generator)
-    graph = Data(x=torch.randn(MANY_NODES, gather_memory.WIDTH), edge_index=edge_index)
-    root = tmp_path_factory.mktemp('gather') / 'parts'
-    pyg_sar.partition_graph(graph, 2, root, method='random')
-    return root
+    return Data(x=torch.randn(MANY_NODES, gather_memory.WIDTH), edge_index=edge_index)
 
 
-def _peaks(root: Path, aggr: str, min_edges: int, world_size: int, store: Path) -> list[int]:
+def _peaks(aggr: str, min_edges: int, world_size: int, store: Path) -> list[int]:
     """Bytes above what was held before, of fresh processes."""
-    command = [sys.executable, gather_memory.__file__, str(root), aggr, str(min_edges)]
-    path = str(Path(pyg_sar.__file__).parent.parent)
+    root = cut_of(_many_edges, 2, 'random')
+    command = [sys.executable, gather_memory.__file__, root, aggr, str(min_edges)]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(world_size), str(store)],
             stdout=subprocess.PIPE,
             text=True,
-            env={'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
+            env={'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'},
         )
         for rank in range(world_size)
     ]
@@ -140,9 +136,9 @@ def _peaks(root: Path, aggr: str, min_edges: int, world_size: int, store: Path) 
 @pytest.mark.bench
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 @pytest.mark.parametrize(('aggr', 'world_size'), [('median', 2), ('lstm', 1)])
-def test_chunks_bound_memory(many_edges: Path, tmp_path: Path, aggr: str, world_size: int) -> None:
-    everything = _peaks(many_edges, aggr, 10**9, world_size, tmp_path / 'one')
-    chunks = _peaks(many_edges, aggr, 500, world_size, tmp_path / 'many')
+def test_chunks_bound_memory(tmp_path: Path, aggr: str, world_size: int) -> None:
+    everything = _peaks(aggr, 10**9, world_size, tmp_path / 'one')
+    chunks = _peaks(aggr, 500, world_size, tmp_path / 'many')
     # All messages at once are one float32 matrix, and several like it live together.
     messages = MANY_EDGES // world_size * gather_memory.WIDTH * 4
     assert all(peak > 2 * messages for peak in everything), everything

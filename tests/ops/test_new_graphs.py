@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
+from alike import cut_of
 from mesh_programs import MeshGraphNet
 from ranks import run_ranks
 from torch import Tensor
@@ -51,11 +52,8 @@ def _on_rank(roots: list[str]) -> list[Tensor]:
     return trained(model, [pyg_sar.load_shard(root) for root in roots])
 
 
-def test_meshes_in_turn(tmp_path: Path) -> None:
-    roots = [str(tmp_path / f'mesh{number}') for number in range(len(SIZES))]
-    for number, root in enumerate(roots):
-        pyg_sar.partition_graph(mesh(number), 3, root)
-    want = trained(make(), [mesh(number) for number in range(len(SIZES))])
-    for got in run_ranks(_on_rank, 3, roots):
-        for found, expected in zip(got, want, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+def test_meshes_in_turn() -> None:
+    meshes = [partial(mesh, number) for number in range(len(SIZES))]
+    want = trained(make(), [each() for each in meshes])
+    for found in run_ranks(_on_rank, 3, [cut_of(each, 3, 'metis') for each in meshes]):
+        torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-10)

@@ -10,11 +10,14 @@ from unittest import mock
 
 import pytest
 import torch
+from alike import cut_of
+from expressions import expressions
 from few import few
 from message_convs import MESSAGES
 from ranks import run_ranks
-from small_graphs import cut, small_graph
+from small_graphs import small_graph
 from torch import Tensor
+from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from traffic import recorded
 
@@ -23,6 +26,10 @@ from pyg_sar import SARConv
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.send_recv import Transfer
+
+
+def _graph() -> Data:
+    return small_graph(80, 700)
 
 
 @contextmanager
@@ -67,10 +74,9 @@ def _layer(root: str, name: str) -> tuple[int, list[int]]:
 
 @pytest.mark.parametrize('name', ['GINE', 'GAT'])
 @pytest.mark.parametrize('num_parts', few([4, 8]))
-def test_rows_held(tmp_path, name, num_parts):
+def test_rows_held(name, num_parts):
     """One block beside the next one, which travels."""
-    root = str(cut(small_graph(80, 700), num_parts, tmp_path / 'parts'))
-    for held, steps in run_ranks(_layer, 4, root, name):
+    for held, steps in run_ranks(_layer, 4, cut_of(_graph, num_parts), name):
         assert held == _largest_window(steps, 2)
 
 
@@ -111,19 +117,13 @@ wait gradients 2; add
 """
 
 
-def _lines(events: str) -> list[str]:
-    return [event.strip() for line in events.strip().splitlines() for event in line.split(';')]
-
-
-def test_the_next_block_travels_while_one_is_computed(tmp_path):
+def test_the_next_block_travels_while_one_is_computed():
     """Own block first while the first remote one travels; receives are posted before sends."""
-    root = str(cut(small_graph(80, 700), 4, tmp_path / 'parts'))
-    for of_fetch, of_return, ops in run_ranks(_order_of_comm, 4, root):
-        assert of_fetch == _lines(FORWARD)
-        assert of_return == _lines(BACKWARD)
+    for of_fetch, of_return, ops in run_ranks(_order_of_comm, 4, cut_of(_graph, 4)):
+        assert of_fetch == expressions(FORWARD)
+        assert of_return == expressions(BACKWARD)
         assert len(ops) == 6
-        for batch in ops:
-            assert batch == ['irecv', 'isend']
+        assert all(batch == ['irecv', 'isend'] for batch in ops)
 
 
 class _Noted(MessagePassing):
@@ -135,8 +135,8 @@ class _Noted(MessagePassing):
         return self.propagate(edge_index, x=x)
 
     def message(self, x_j: Tensor) -> Tensor:
-        if _Noted.note is not None and x_j.size(0) > 3:  # not the sampled edges
-            _Noted.note('compute')
+        if self.note is not None and x_j.size(0) > 3:  # not the sampled edges
+            self.note('compute')
         return x_j.tanh()
 
 
@@ -146,12 +146,8 @@ def _order_of_replay(root: str) -> list[str]:
     conv = SARConv(_Noted())
     x = data.x.clone().requires_grad_()
     out = conv(x, data.edge_index)
-    with recorded() as backward:
-        _Noted.note = backward.note
-        try:
-            out.sum().backward()
-        finally:
-            _Noted.note = None
+    with recorded() as backward, mock.patch.object(_Noted, 'note', backward.note):
+        out.sum().backward()
     return backward.events
 
 
@@ -163,7 +159,6 @@ wait gradients 1; add
 """
 
 
-def test_gradients_travel_while_the_next_block_is_recomputed(tmp_path):
-    root = str(cut(small_graph(80, 700), 3, tmp_path / 'parts'))
-    for events in run_ranks(_order_of_replay, 3, root):
-        assert events == _lines(REPLAY_BACKWARD)
+def test_gradients_travel_while_the_next_block_is_recomputed():
+    for events in run_ranks(_order_of_replay, 3, cut_of(_graph, 3)):
+        assert events == expressions(REPLAY_BACKWARD)

@@ -22,11 +22,18 @@ HEADS, CHANNELS = 2, 5
 
 
 class Own(MessagePassing):
-    """A weight per edge and head times what `rows` makes of x."""
+    """A weight per edge and head times rows of x, in the form that is asked for."""
 
-    def __init__(self, form: str, aggr: str = 'sum', heads: int = HEADS, channels: int = 3) -> None:
+    def __init__(
+        self,
+        form: str,
+        aggr: str = 'sum',
+        heads: int = HEADS,
+        channels: int = 3,
+        flat: bool = False,
+    ) -> None:
         super().__init__(aggr=aggr, node_dim=0)
-        self.form, self.heads, self.channels = form, heads, channels
+        self.form, self.heads, self.channels, self.flat = form, heads, channels, flat
         self.lin = torch.nn.Linear(6, heads * channels)
         self.gate = torch.nn.Linear(4, heads)
 
@@ -35,25 +42,17 @@ class Own(MessagePassing):
     ) -> Tensor:
         weight = self.gate(edge_attr).tanh()
         weight = weight.detach() if frozen else weight
-        x = self.lin(x)
-        if self.form != 'matrix':
-            x = x.view(-1, self.heads, self.channels)
+        x = self.lin(x) if self.flat else self.lin(x).view(-1, self.heads, self.channels)
         out = self.propagate(edge_index, x=x, weight=weight)
         return out.reshape(-1, self.heads * self.channels)
 
     def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
-        if self.form == 'matrix':
-            rows = x_j.view(-1, self.heads, self.channels)
-            return (weight.unsqueeze(-1) * rows).view(-1, self.heads * self.channels)
-        if self.form == 'right':
-            return x_j * weight[:, :, None]
-        if self.form == 'twice':
-            return (x_j * weight.unsqueeze(-1)) * weight.unsqueeze(-1)
-        if self.form == 'detached':
-            return x_j * weight.unsqueeze(-1).detach()
-        if self.form == 'across':
-            return x_j * weight.view(-1, 1, self.heads)
-        return weight.view(-1, self.heads, 1) * x_j
+        names = {'x_j': x_j, 'w': weight, 'heads': self.heads, 'channels': self.channels}
+        return eval(self.form, names)
+
+
+LEFT, RIGHT = 'w.view(-1, heads, 1) * x_j', 'x_j * w[:, :, None]'
+MATRIX = '(w.unsqueeze(-1) * x_j.view(-1, heads, channels)).view(-1, heads * channels)'
 
 
 class Stacks(MessagePassing):
@@ -94,18 +93,17 @@ class InAggregation(MessagePassing):
         return x_j
 
     def aggregate(self, inputs: Tensor, index: Tensor, weight: Tensor, dim_size: int) -> Tensor:
-        if self.form == 'computed':
-            weight = weight.tanh()
+        weight = weight.tanh() if self.form == 'computed' else weight
         if self.form == 'matrix':
             rows = inputs * weight
         else:
             rows = weight.unsqueeze(-1) * inputs.view(inputs.size(0), HEADS, CHANNELS)
-        sums = scatter(rows, index, 0, dim_size, self.reduce)
+        sums = scatter(rows, index, 0, dim_size, self.reduce).flatten(1)
         if self.form == 'two reductions':
-            sums = sums + scatter(rows, index, 0, dim_size, 'max')
+            sums = sums + scatter(rows, index, 0, dim_size, 'max').flatten(1)
         if self.form == 'and x_j':
-            sums = sums.flatten(1) + scatter(inputs, index, 0, dim_size, 'sum')
-        return sums.flatten(1) + self.lin.bias
+            sums = sums + scatter(inputs, index, 0, dim_size, 'sum')
+        return sums + self.lin.bias
 
 
 class Scalar(torch.nn.Module):
@@ -127,12 +125,12 @@ class Scalar(torch.nn.Module):
 
 
 CONVS: dict[str, Callable[[], torch.nn.Module]] = {
-    'heads': lambda: Own('left'),
-    'heads of 16 channels': lambda: Own('right', channels=16),
-    'one head': lambda: Own('right', heads=1),
-    'three heads, three channels': lambda: Own('left', heads=3),
-    'mean': lambda: Own('right', 'mean'),
-    'views of a matrix': lambda: Own('matrix', channels=16),
+    'heads': lambda: Own(LEFT),
+    'heads of 16 channels': lambda: Own(RIGHT, channels=16),
+    'one head': lambda: Own(RIGHT, heads=1),
+    'three heads, three channels': lambda: Own(LEFT, heads=3),
+    'mean': lambda: Own(RIGHT, 'mean'),
+    'views of a matrix': lambda: Own(MATRIX, channels=16, flat=True),
     'stacks': Stacks,
     'in aggregation': lambda: InAggregation('heads'),
     'in aggregation, mean': lambda: InAggregation('heads', 'mean'),
@@ -146,11 +144,15 @@ CONVS: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-OTHERS = {form: functools.partial(Own, form, heads=3) for form in ('twice', 'detached', 'across')}
-OTHERS |= {
-    form: functools.partial(InAggregation, form)
-    for form in ('computed', 'two reductions', 'and x_j')
-}
+# Two products; a weight cut off from its gradient; weights along the channels.
+FORMS = (
+    *('(x_j * w.unsqueeze(-1)) * w.unsqueeze(-1)', 'x_j * w.unsqueeze(-1).detach()'),
+    'x_j * w.view(-1, 1, heads)',
+)
+OTHERS = {form: functools.partial(Own, form, heads=3) for form in FORMS}
+# A factor that the aggregation computes; a maximum, too; sums of x_j itself, too.
+IN_AGGREGATION = 'computed', 'two reductions', 'and x_j'
+OTHERS |= {form: functools.partial(InAggregation, form) for form in IN_AGGREGATION}
 
 
 def _check(data: Any, name: str, mode: str = 'sequential', **options: bool) -> set[str]:
@@ -187,10 +189,6 @@ def test_x_without_gradient(data, name):
 @pytest.mark.parametrize('name', OTHERS)
 @on_ranks(by='threads')
 def test_other_products_are_replayed(data, name):
-    """Two products; a weight cut off from its gradient; weights along the channels.
-
-    In an aggregation: a factor that it computes; a maximum, too; sums of x_j itself, too.
-    """
     assert _check(data, name) == {'replay'}
 
 
@@ -206,4 +204,4 @@ class Odd(Own):
 @on_ranks(2)
 def test_ranks_that_differ_in_the_weights_gradient(data):
     with pytest.raises(ValueError, match=r'same tensors in Odd\.message'):
-        values(DistributedDataParallel(Odd('left').double()), data)
+        values(DistributedDataParallel(Odd(LEFT).double()), data)

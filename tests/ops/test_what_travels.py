@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from alike import cut_of
 from ranks import run_once
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -52,24 +52,23 @@ def _counted(name: str, root: str) -> tuple[list[int], list[int], int]:
     data = pyg_sar.load_shard(root)
     model = pyg_sar.DistributedDataParallel(Layer(name))
     model(data.x).sum().backward()
-    sizes: list[int] = []
-    plain = dist.all_reduce
-
-    def all_reduce(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        sizes.append(tensor.numel())
-        return plain(tensor, *args, **kwargs)
-
     with (
-        mock.patch.object(dist, 'all_reduce', all_reduce),
+        mock.patch.object(dist, 'all_reduce', wraps=dist.all_reduce) as sums,
         mock.patch.object(dist, 'all_to_all_single', side_effect=AssertionError),
         _Largest() as largest,
     ):
         out = model(data.x)
-        forward = [n for n in sizes if n > 2]  # one number each: whether all ranks are there
+        forward = _sizes(sums)
         loss = out.square().mean()
-        sizes.clear()
+        sums.reset_mock()
         loss.backward()
-    return forward, [n for n in sizes if n > 2], largest.numel
+    return forward, _sizes(sums), largest.numel
+
+
+def _sizes(sums: mock.Mock) -> list[int]:
+    """Without those of one number each: whether all ranks are there."""
+    sizes = [call.args[0].numel() for call in sums.call_args_list]
+    return [size for size in sizes if size > 2]
 
 
 def _all_reduced(sizes: list[int]) -> list[int]:
@@ -90,20 +89,24 @@ class _Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize('name', ATTENTIONS)
-def test_all_reduces_of_a_layer(name: str, tmp_path: Path) -> None:
-    """Forward: one for each sum. Backward: one for its gradient, which comes from rows."""
-    count = 2000
+COUNT = 2000
+
+
+def _graph() -> Data:
     generator = torch.Generator().manual_seed(0)
-    graph = Data(
-        x=torch.randn(count, WIDTH, generator=generator),
-        edge_index=torch.randint(count, (2, count), generator=generator),
+    return Data(
+        x=torch.randn(COUNT, WIDTH, generator=generator),
+        edge_index=torch.randint(COUNT, (2, COUNT), generator=generator),
     )
-    pyg_sar.partition_graph(graph, 2, tmp_path, method='random')
-    for forward, backward, largest in run_once(_counted, 2, name, str(tmp_path)):
+
+
+@pytest.mark.parametrize('name', ATTENTIONS)
+def test_all_reduces_of_a_layer(name: str) -> None:
+    """Forward: one for each sum. Backward: one for its gradient, which comes from rows."""
+    for forward, backward, largest in run_once(_counted, 2, name, cut_of(_graph, 2, 'random')):
         with_flag = [n + 1 for n in SUMS[name]]  # whether a rank needs its gradient
         assert forward == _all_reduced(with_flag)
         *of_sums, of_parameters = backward
         assert sorted(of_sums) == sorted(_all_reduced(SUMS[name]))
         assert of_parameters > max(of_sums, default=0)
-        assert largest < count // 2 * WIDTH * WIDTH
+        assert largest < COUNT // 2 * WIDTH * WIDTH

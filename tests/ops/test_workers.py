@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -18,11 +17,9 @@ CPU = torch.device('cpu')
 
 
 @pytest.fixture(params=[1, 2, 3])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
+def num_threads(request: pytest.FixtureRequest) -> int:
     torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    return request.param
 
 
 def test_every_piece_once(num_threads: int) -> None:
@@ -82,13 +79,9 @@ def _in_child() -> None:
 
 @pytest.mark.filterwarnings('ignore:This process')  # Python 3.12: a fork with threads
 def test_a_fork_has_threads_of_its_own() -> None:
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        test_every_piece_once(2)
-        child = multiprocessing.get_context('fork').Process(target=_in_child)
-        child.start()
-        child.join(300)
-        assert child.exitcode == 0
-    finally:
-        torch.set_num_threads(before)
+    test_every_piece_once(2)
+    child = multiprocessing.get_context('fork').Process(target=_in_child)
+    child.start()
+    child.join(300)
+    assert child.exitcode == 0

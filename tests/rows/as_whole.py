@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from expressions import expressions
-from on_ranks import RUNS, parts_of
+from on_ranks import parts_of
+from ranks import run_as_threads
 from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -31,7 +32,6 @@ def check(
     *,
     num_ranks: Iterable[int] = (1, 3),
     kind: str = 'uneven',
-    by: str = 'threads',
     tolerance: float = 1e-12,
 ) -> None:
     """Runs every program of a table on plain tensors, and on ranks.
@@ -43,22 +43,18 @@ def check(
         root: Its folder.
         num_ranks: How many ranks.
         kind: How the small graph is cut.
-        by: How ranks are started.
         tolerance: Absolute and relative.
     """
     want = _results(module, table, small_graph() if data is None else data)
     root = root or str(parts_of(3, kind))
     for count in num_ranks:
-        for found in RUNS[by](_on_rank, count, module, table, root):
+        for found in run_as_threads(_results, count, module, table, root):
             for name, values in want.items():
                 same(found[name], values, name, tolerance)
 
 
-def _on_rank(module: str, table: str, root: str) -> dict[str, Any]:
-    return _results(module, table, pyg_sar.load_shard(root))
-
-
 def _results(module: str, table: str, data: Any) -> dict[str, Any]:
+    data = pyg_sar.load_shard(data) if isinstance(data, str) else data
     names = vars(import_module(module))
     run = names.get('run', lambda program, data: program(data))
     programs = names[table]

@@ -38,44 +38,35 @@ def leaf_of(t: Any) -> Any:
     return t.detach().clone().requires_grad_()
 
 
-def hooked(t: Any, register: Callable[[Any, Any, list[Any]], object]) -> Any:
+def _hook(register: Callable[[Any, Any, list[Any]], object]) -> Callable[[Any], Any]:
     """What a hook sees of the gradient of a leaf, or of its double."""
-    found: list[Any] = []
-    leaf = leaf_of(t)
-    out = leaf * 2
-    register(leaf, out, found)
-    out.square().sum().backward()
-    return found
+
+    def hooked(t: Any) -> Any:
+        found: list[Any] = []
+        leaf = leaf_of(t)
+        out = leaf * 2
+        register(leaf, out, found)
+        out.square().sum().backward()
+        return found
+
+    return hooked
 
 
-def hook_of_grad_fn(t: Any) -> Any:
-    return hooked(
-        t, lambda leaf, out, found: out.grad_fn.register_hook(lambda _, of: found.append(of[0]))
+hook_of_grad_fn = _hook(
+    lambda leaf, out, found: out.grad_fn.register_hook(lambda _, of: found.append(of[0]))
+)
+prehook_of_grad_fn = _hook(
+    lambda leaf, out, found: out.grad_fn.register_prehook(lambda of: found.append(of[0]))
+)
+post_accumulate_hook = _hook(
+    lambda leaf, out, found: leaf.register_post_accumulate_grad_hook(
+        lambda it: found.append(it.grad)
     )
-
-
-def prehook_of_grad_fn(t: Any) -> Any:
-    return hooked(
-        t, lambda leaf, out, found: out.grad_fn.register_prehook(lambda of: found.append(of[0]))
-    )
-
-
-def post_accumulate_hook(t: Any) -> Any:
-    return hooked(
-        t,
-        lambda leaf, out, found: leaf.register_post_accumulate_grad_hook(
-            lambda it: found.append(it.grad)
-        ),
-    )
-
-
-def multi_grad_hook(t: Any) -> Any:
-    register = torch.autograd.graph.register_multi_grad_hook
-    return hooked(t, lambda leaf, out, found: register([leaf], lambda grads: found.extend(grads)))
-
-
-def hook_of_leaf(t: Any) -> Any:
-    return hooked(t, lambda leaf, out, found: leaf.register_hook(found.append))
+)
+multi_grad_hook = _hook(
+    lambda leaf, out, found: torch.autograd.graph.register_multi_grad_hook([leaf], found.extend)
+)
+hook_of_leaf = _hook(lambda leaf, out, found: leaf.register_hook(found.append))
 
 
 def saved_tensors_hooks(t: Any) -> Any:

@@ -96,30 +96,23 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def in_mode(mode: str) -> contextlib.AbstractContextManager[Any]:
-    """The mode that calls run in."""
-    if mode == 'inference':
-        return torch.inference_mode()
-    if mode == 'autocast':
-        return torch.autocast('cpu', torch.bfloat16)
-    return contextlib.nullcontext()
+MODES = {
+    'plain': contextlib.nullcontext,
+    'inference': torch.inference_mode,
+    'autocast': functools.partial(torch.autocast, 'cpu', torch.bfloat16),
+}
 
 
-_wanted: dict[tuple[str, Label], Any] = {}
-
-
+@functools.cache
 def wanted(mode: str, call: Call) -> Any:
     """What a call gives of plain tensors: the result and the tensor afterwards, or the error."""
-    key = mode, call.label
-    if key not in _wanted:
-        _wanted[key] = _called(call, Given(call.kind, whole_data(), whole_data()), mode)
-    return _wanted[key]
+    return _called(call, Given(call.kind, whole_data(), whole_data()), mode)
 
 
 def _called(call: Call, given: Given, mode: str) -> Any:
     torch.manual_seed(0)
     slices_read.value = None
-    with in_mode(mode):
+    with MODES[mode]():
         try:
             out = call.run(given)
             # What is of one object is looked at at once: iterators, storages, arrays.
@@ -128,13 +121,15 @@ def _called(call: Call, given: Given, mode: str) -> Any:
             return 'error', error, None
 
 
+_AS_THEY_ARE = (
+    *(Tensor, str, bytes, int, float, complex, torch.Size, torch.dtype, torch.device, torch.layout),
+    *(type, slice, range),
+)
+
+
 def flat(value: Any) -> list[Any]:
     """A result as tensors, numbers and words."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (str, bytes, int, float, complex, torch.Size)) or value is None:
-        return [value]
-    if isinstance(value, (torch.dtype, torch.device, torch.layout, type, slice, range)):
+    if isinstance(value, _AS_THEY_ARE) or value is None:
         return [value]
     if isinstance(value, (np.ndarray, np.generic)):
         return ['array', torch.from_numpy(np.array(value))]
@@ -168,7 +163,7 @@ def _verdict(call: Call, data: Any, mode: str) -> Verdict:
         is_of_mode = mode != 'plain' and not call.fails
         return Verdict('equal' if is_of_mode else 'WRONG', f'no error instead of {want[1]!r}')
     try:
-        with in_mode(mode):
+        with MODES[mode]():
             why = _difference(call, out, want[1], mode)
             why = why or _difference(call, after, want[2], mode)
     except REFUSALS as error:
@@ -249,15 +244,14 @@ def verdicts_of(
             wanted(mode, calls_of(label[0])[label])
     while left:
         reached.clear()
-        done: list[list[Verdict]] = []
         try:
-            done = run_as_threads(_noted, world_size, root, mode, left)
+            run_as_threads(_note, world_size, root, mode, left)
             count = len(left)
         except Exception as error:
             count = max(reached.values(), default=0)
-            done = [_so_far[rank][:count] for rank in range(world_size)]
             found[left[count]] = Verdict('PARTS', f'{type(error).__name__}: {error}')
-        for label, *each in zip(left, *done, strict=False):
+        done = [_so_far[rank] for rank in range(world_size)]
+        for label, *each in zip(left[:count], *done, strict=False):
             found[label] = _of_all(each)
         left = left[count + 1 :]
     return found
@@ -266,8 +260,8 @@ def verdicts_of(
 _so_far: dict[int, list[Verdict]] = {}
 
 
-def _noted(root: str, mode: str, given: list[Label]) -> list[Verdict]:
-    """Verdicts of a rank, which has a part of the graph."""
+def _note(root: str, mode: str, given: list[Label]) -> None:
+    """Notes the verdicts of a rank, which has a part of the graph."""
     rank = pyg_sar.comm.ranks.rank()
     _so_far[rank] = []
     data = pyg_sar.load_shard(root)
@@ -275,17 +269,14 @@ def _noted(root: str, mode: str, given: list[Label]) -> list[Verdict]:
         for number, label in enumerate(given):
             reached[rank] = number
             _so_far[rank].append(_verdict(calls_of(label[0])[label], data, mode))
-    return [Verdict(*each) for each in _so_far[rank]]
 
 
 def _of_all(verdicts: list[Verdict]) -> Verdict:
     statuses = [each.status for each in verdicts]
     for status in ('PARTS', 'WRONG'):
         if status in statuses:
-            return next(each for each in verdicts if each.status == status)
-    if len(set(statuses)) > 1:
-        return Verdict('PARTS', f'{statuses}')
-    return verdicts[0]
+            return verdicts[statuses.index(status)]
+    return verdicts[0] if len(set(statuses)) == 1 else Verdict('PARTS', f'{statuses}')
 
 
 def faults(found: dict[Label, Verdict]) -> dict[Label, Verdict]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -121,65 +121,42 @@ def by_hand() -> dict[str, list[Case]]:
     torch.manual_seed(0)
     names = _names()
     found: dict[str, list[Case]] = {}
-    for case in (
-        *(eval(call, names) for call in expressions(CALLS)),
-        *_recurrents(),
-        *_operators(),
-    ):
+    of_table = [eval(call, names) for call in expressions(CALLS)]
+    for case in (*of_table, *_recurrents(), *_operators()):
         found.setdefault(case.function.__name__, []).append(case)
     return found
 
 
 def _recurrents() -> Iterator[Case]:
     """Sequences in the middle and in front, and a cell."""
-    for function, gates in (
-        (torch.lstm, 4),
-        (torch.gru, 3),
-        (torch.rnn_tanh, 1),
-        (torch.rnn_relu, 1),
-    ):
-        num_states = 2 if function is torch.lstm else 1
-
-        def parted(rest: tuple[Tensor, ...], num_states: int = num_states) -> Any:
-            states, weights = rest[:num_states], rest[num_states:]
-            return (states[0] if num_states == 1 else states), weights
-
-        def call(
-            x: Tensor, is_first: bool, *rest: Tensor, f: Any = function, parted: Any = parted
-        ) -> Any:
-            state, weights = parted(rest)
-            return f(x, state, list(weights), True, 1, 0.0, True, False, is_first)
-
-        def cell(x: Any, *rest: Any, f: Any = function, of: Any = parted) -> Any:
-            state, weights = of(rest)
-            return getattr(torch, f'{f.__name__}_cell')(x, state, *weights)
-
-        call.__name__, cell.__name__ = function.__name__, f'{function.__name__}_cell'
-        states = [n(1, 6, 3) for _ in range(num_states)]
+    for name, gates in {'lstm': 4, 'gru': 3, 'rnn_tanh': 1, 'rnn_relu': 1}.items():
+        function, of_cell = getattr(torch, name), getattr(torch, f'{name}_cell')
         weights = [n(3 * gates, 5), n(3 * gates, 3), n(3 * gates), n(3 * gates)]
-        yield _case(call, n(4, 6, 5), False, *states, *weights)
-        yield _case(call, n(6, 4, 5), True, *states, *weights)
-        yield _case(cell, n(6, 5), *(state[0] for state in states), *weights)
+        states: Any = [n(1, 6, 3), n(1, 6, 3)] if name == 'lstm' else n(1, 6, 3)
+        first: Any = [n(6, 3), n(6, 3)] if name == 'lstm' else n(6, 3)
+        for x, is_first in ((n(4, 6, 5), False), (n(6, 4, 5), True)):
+            yield _case(function, x, states, weights, True, 1, 0.0, True, False, is_first)
+        yield _case(of_cell, n(6, 5), first, *weights)
 
 
 def _operators() -> Iterator[Case]:
     number, other = n(6, 3), n(6, 3).abs() + 0.5
     whole, few = torch.randint(1, 9, (6, 3)), torch.randint(1, 4, (6, 3))
+    bits = 'lshift rshift and_ or_ xor'
 
-    def named(name: str, function: Any, *args: Any) -> Case:
-        function.__name__ = name
-        return Case(function, args, {})
+    def named(names: str, what: str, make: Callable[..., Any], *args: Tensor) -> Iterator[Case]:
+        for name in names.split():
+            function = partial(make, name)
+            function.__name__ = f'operator {name}{what}'  # type: ignore[attr-defined]
+            yield Case(function, args, {})
 
-    def of_two(name: str) -> Any:
-        return lambda x, y: getattr(operator, name)(x, y)
+    def of_two(name: str, x: Any, y: Any) -> Any:
+        return getattr(operator, name)(x, y)
 
-    def of_number(name: str) -> Any:
-        return lambda x: getattr(operator, name)(3, x)
+    def of_number(name: str, x: Any) -> Any:
+        return getattr(operator, name)(3, x)
 
-    for name in expressions('truediv; floordiv; mod; iadd; isub; imul; itruediv; ifloordiv; imod'):
-        yield named(f'operator {name}', of_two(name), number, other)
-    bits = 'lshift; rshift; and_; or_; xor'
-    for name in expressions(f'{bits}; ilshift; irshift; iand; ior; ixor'):
-        yield named(f'operator {name}', of_two(name), whole, few)
-    for name in expressions(f'add; sub; mul; floordiv; mod; {bits}'):
-        yield named(f'operator {name} of a number', of_number(name), few)
+    signs = 'truediv floordiv mod iadd isub imul itruediv ifloordiv imod'
+    yield from named(signs, '', of_two, number, other)
+    yield from named(f'{bits} ilshift irshift iand ior ixor', '', of_two, whole, few)
+    yield from named(f'add sub mul floordiv mod {bits}', ' of a number', of_number, few)

@@ -6,10 +6,11 @@ function does with it, it is right or refused.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +45,11 @@ class Verdict:
 
     status: str
     why: str = ''
-    has_rows: bool = field(default=False)
+    has_rows: bool = False
+
+
+class Wrong(Exception):
+    """What differs from the whole."""
 
 
 @dataclass
@@ -71,20 +76,15 @@ def whole_of(case: Case, *, with_grads: bool = True) -> Whole:
     result = _called(case, given)
     out = tree_leaves(result)
     weights = [_weights(each, i) for i, each in enumerate(out)]
-    terms = [
-        _pairing(each, weight)
-        for each, weight in zip(out, weights, strict=True)
-        if takes_grad(each)
-    ]
-    grads: Sequence[Tensor | None] = [None] * len(tensors)
+    terms = [_pairing(t, w) for t, w in zip(out, weights, strict=True) if takes_grad(t)]
+    grads: list[Tensor | None] = [None] * len(tensors)
     asked = [t for t in leaves if t.requires_grad]
     if terms and asked:
         found = iter(torch.autograd.grad(sum(terms), asked, allow_unused=True))
         grads = [next(found) if t.requires_grad else None for t in leaves]
     tolerance = max(_tolerance(t) for t in (*tensors, *out))
-    return Whole(
-        [_detached(each) for each in out], weights, list(grads), tolerance, result is given[0]
-    )
+    plain = [each.detach() if isinstance(each, Tensor) else each for each in out]
+    return Whole(plain, weights, grads, tolerance, result is given[0])
 
 
 def verdict_of(
@@ -97,6 +97,8 @@ def verdict_of(
             warnings.simplefilter('ignore')
             try:
                 return _on_rank(case, tagging, whole, has_empty, is_random)
+            except Wrong as error:
+                return Verdict('WRONG', f'{error}')
             except Exception as error:
                 is_refused = isinstance(error, ValueError) and SAYS_REFUSED in str(error)
                 return Verdict('refused' if is_refused else 'error', f'{error!r}'[:300])
@@ -123,14 +125,13 @@ def own_ids(total: int, rank: int, *, has_empty: bool) -> Tensor:
     return (order[:first], order[first:second], order[second:])[rank]
 
 
-def _on_rank(case: Case, tagging: Tagging, whole: Whole, has_empty: bool, is_random: bool) -> Any:
-    shardings: dict[int, Sharding] = {}
-
+def _on_rank(
+    case: Case, tagging: Tagging, whole: Whole, has_empty: bool, is_random: bool
+) -> Verdict:
+    @functools.cache
     def sharding_of(total: int) -> Sharding:
-        if total not in shardings:
-            ids = own_ids(total, rank(), has_empty=has_empty)
-            shardings[total] = Sharding(len(ids), what='rows', ids=ids, total=total)
-        return shardings[total]
+        ids = own_ids(total, rank(), has_empty=has_empty)
+        return Sharding(len(ids), what='rows', ids=ids, total=total)
 
     tensors = tensors_of(case)
     leaves: list[Tensor] = []
@@ -148,30 +149,31 @@ def _on_rank(case: Case, tagging: Tagging, whole: Whole, has_empty: bool, is_ran
             for t, dim in zip(leaves, tagging, strict=True)
         ]
     out = tree_leaves(_called(case, given))
+    verdict = Verdict('right', has_rows=any(isinstance(each, Rows) for each in out))
     if is_random:
-        return _random_verdict(out, whole)
-    verdict, terms = _results_verdict(out, whole)
+        _check_random(out, whole)
+        return verdict
+    terms = _check_results(out, whole)
     asked = [t for t in leaves if t.requires_grad]
-    if verdict.status != 'right' or not asked:
+    if not asked:
         return verdict
     # Backward ends in one place on all ranks, whatever of it is known to be connected.
     loss = sum_of_ranks(torch.stack([*terms, torch.zeros((), dtype=torch.float64)]).sum())
     loss = loss + _plain_terms(out, whole)
     if not loss.requires_grad:
-        return Verdict('WRONG', 'no gradient') if asked else verdict
+        raise Wrong('no gradient')
     found = iter(torch.autograd.grad(loss, asked, allow_unused=True))
-    for i, (leaf, want) in enumerate(zip(leaves, whole.grads, strict=True)):
-        if want is None:
+    for i, (leaf, own) in enumerate(zip(leaves, whole.grads, strict=True)):
+        if own is None:
             continue
         grad = next(found)
-        own = want
         with plainly():
             if isinstance(leaf, Rows):
-                own = want.index_select(leaf._dim, leaf._sharding.ids(want.device))
+                own = own.index_select(leaf._dim, leaf._sharding.ids(own.device))
             grad = torch.zeros_like(own) if grad is None else plain(grad)
             why = difference(grad, own, whole.tolerance)
         if why:
-            return Verdict('WRONG', f'gradient of tensor {i}: {why}')
+            raise Wrong(f'gradient of tensor {i}: {why}')
     return verdict
 
 
@@ -181,36 +183,33 @@ def _called(case: Case, tensors: list[Tensor]) -> Any:
     return case.function(*args, **kwargs)
 
 
-def _results_verdict(out: list[Any], whole: Whole) -> tuple[Verdict, list[Tensor]]:
-    verdict, terms = Verdict('right'), []
+def _check_results(out: list[Any], whole: Whole) -> list[Tensor]:
+    """Compares them, and gives what the loss has of those that are rows."""
+    terms: list[Tensor] = []
     if len(out) != len(whole.leaves):
-        return Verdict('WRONG', f'{len(out)} results instead of {len(whole.leaves)}'), []
+        raise Wrong(f'{len(out)} results instead of {len(whole.leaves)}')
     for i, (made, want) in enumerate(zip(out, whole.leaves, strict=True)):
         if not isinstance(want, Tensor):
             if made is not want and made != want and want == want:
-                return Verdict('WRONG', f'result {i}: {made!r} instead of {want!r}'), []
+                raise Wrong(f'result {i}: {made!r} instead of {want!r}')
             continue
         if not isinstance(made, Tensor):
-            return Verdict('WRONG', f'result {i}: no tensor'), []
-        weight = whole.weights[i]
+            raise Wrong(f'result {i}: no tensor')
         with plainly():
             if isinstance(made, Rows):
-                verdict.has_rows = True
                 dim, sharding = made._dim, made._sharding
                 if not 0 <= dim < want.dim() or sharding.total != want.size(dim):
-                    return Verdict('WRONG', f'result {i}: {sharding!r} in dimension {dim}'), []
+                    raise Wrong(f'result {i}: {sharding!r} in dimension {dim}')
                 if not sharding.has_ids():
-                    return Verdict('WRONG', f'result {i}: rows without ids'), []
-                ids = sharding.ids(want.device)
+                    raise Wrong(f'result {i}: rows without ids')
+                ids, weight = sharding.ids(want.device), whole.weights[i]
                 want = want.index_select(dim, ids)
-                if weight is not None:
-                    weight = weight.index_select(dim, ids)
-                    if takes_grad(made):
-                        terms.append(_pairing(plain(made), weight))
+                if weight is not None and takes_grad(made):
+                    terms.append(_pairing(plain(made), weight.index_select(dim, ids)))
             why = difference(plain(made), want, whole.tolerance)
         if why:
-            return Verdict('WRONG', f'result {i}: {why}'), []
-    return verdict, terms
+            raise Wrong(f'result {i}: {why}')
+    return terms
 
 
 def _plain_terms(out: list[Any], whole: Whole) -> Any:
@@ -222,15 +221,14 @@ def _plain_terms(out: list[Any], whole: Whole) -> Any:
         )
 
 
-def _random_verdict(out: list[Any], whole: Whole) -> Verdict:
+def _check_random(out: list[Any], whole: Whole) -> None:
     """Of random numbers kind and shape are compared, and what is drawn next."""
     for i, (made, want) in enumerate(zip(out, whole.leaves, strict=True)):
         if isinstance(want, Tensor) and (made.shape, made.dtype) != (want.shape, want.dtype):
-            return Verdict('WRONG', f'result {i}: {tuple(made.shape)}, {made.dtype}')
+            raise Wrong(f'result {i}: {tuple(made.shape)}, {made.dtype}')
     following = torch.rand((), dtype=torch.float64)
     if abs(float(sum_of_ranks(following) / following) - NUM_RANKS) > 1e-9:
-        return Verdict('WRONG', 'what is drawn next differs between the ranks')
-    return Verdict('right', has_rows=any(isinstance(each, Rows) for each in out))
+        raise Wrong('what is drawn next differs between the ranks')
 
 
 def takes_grad(value: Any) -> bool:
@@ -256,10 +254,6 @@ def _pairing(value: Tensor, weight: Tensor | None) -> Tensor:
     return (parts.double().nan_to_num(0.0, 0.0, 0.0) * weight.unsqueeze(-1) * scale).sum()
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
-
-
 def _tolerance(value: Any) -> float:
     kind = value.dtype if isinstance(value, Tensor) else None
     if kind is None or not (kind.is_floating_point or kind.is_complex):
@@ -271,18 +265,16 @@ def difference(made: Tensor, want: Tensor, tolerance: float, *, has_values: bool
     """What differs in shape, dtype, layout or values; nothing if they are equal."""
     if made.shape != want.shape:
         return f'shape {tuple(made.shape)} instead of {tuple(want.shape)}'
-    if made.dtype != want.dtype:
-        return f'{made.dtype} instead of {want.dtype}'
-    if made.layout != want.layout:
-        return f'{made.layout} instead of {want.layout}'
+    for a, b in ((made.dtype, want.dtype), (made.layout, want.layout)):
+        if a != b:
+            return f'{a} instead of {b}'
     if not has_values:
         return ''
-    is_exact = not (want.is_floating_point() or want.is_complex())
     made, want = made.detach(), want.detach()
-    if is_exact:
-        is_equal = torch.equal(made, want)
-    else:
+    if want.is_floating_point() or want.is_complex():
         is_equal = torch.allclose(made, want, tolerance, tolerance, equal_nan=True)
+    else:
+        is_equal = torch.equal(made, want)
     if is_equal:
         return ''
     return f'{made.flatten()[:4].tolist()} instead of {want.flatten()[:4].tolist()}'

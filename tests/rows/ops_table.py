@@ -20,6 +20,7 @@ from op_run import NUM_RANKS
 from torch.overrides import get_overridable_functions
 
 from pyg_sar.rows import registry
+from pyg_sar.rows.registry import names as words
 
 PATH = Path(__file__).parents[2] / 'docs' / 'ops.md'
 FACTS = Path(__file__).with_suffix('.json')
@@ -27,11 +28,10 @@ FACTS = Path(__file__).with_suffix('.json')
 Facts = dict[str, Any]
 """What became of all functions: see ops_table.json."""
 
-_NOT_RUN = (
+NOT_RUN = words(
     'cuda pin_memory dsmm spmm iadd idiv ifloordiv imod imul isub mod radd rand rmul ror rxor '
     'truediv'
 )
-NOT_RUN = frozenset(_NOT_RUN.split())
 """Functions with a rule that no case reaches: operators, which torch calls by other names, and
 what needs a device or sparse tensors."""
 

@@ -21,9 +21,3 @@ def rows(values: Tensor = X) -> Any:
         return values.clone()
     ids = torch.arange(N)[rank() :: world_size()].flip(0)
     return tag(values[ids].clone(), 0, Sharding(ids.numel(), what='nodes', ids=ids, total=N))
-
-
-def edges() -> Any:
-    """Places of a sparse matrix, ``[2, 10]``, one per row."""
-    x = rows(torch.arange(N))
-    return torch.stack([x, x])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import Wrap, assert_alike
 from on_ranks import on_ranks
 from pairs import pairs
-from ranks import run_ranks
 from small_graphs import small_graph
 from torch import Tensor
 from torch.nn.modules.module import (
@@ -90,7 +89,7 @@ def _hooked(
             handle.remove()
 
 
-def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], Any]) -> Any:
+def _program(data: Any, wrap: Wrap, conv: Any, form: str, kind: str) -> Any:
     torch.manual_seed(0)
     model = wrap((Hetero() if form == 'hetero' else Net(conv, form)).double())
     seen: list[Any] = []
@@ -100,18 +99,15 @@ def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], A
 
     def hook(module: Any, taken: Any, given: Any) -> Any:
         seen.append([_numbers(taken), _numbers(given)])
-        if kind == 'changes':
-            of_numbers = [g is not None and g.is_floating_point() for g in taken]
-            return tuple(
-                2 * g / g.norm() if n else g for g, n in zip(taken, of_numbers, strict=True)
-            )
-        return None
+        if kind != 'changes':
+            return None
+        is_number = [g is not None and g.is_floating_point() for g in taken]
+        return tuple(2 * g / g.norm() if n else g for g, n in zip(taken, is_number, strict=True))
 
     def pre_hook(module: Any, given: Any) -> None:
         seen.append(_numbers(given))
 
-    hooked = {'own': 'own', 'model': ''}.get(form, 'second')
-    modules = [model.get_submodule(hooked)]
+    modules = [model.get_submodule({'own': 'own', 'model': ''}.get(form, 'second'))]
     if form == 'hetero':
         modules = [c for c in model.second.modules() if isinstance(c, SAGEConv)]
     with _hooked(kind, modules, hook, pre_hook, (GCNConv, SAGEConv, GATConv, Own)):
@@ -122,39 +118,34 @@ def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], A
         else:
             x = data.x.detach().clone().requires_grad_(form == 'model')
             weight = data.edge_weight if form == 'weight' else None
-            out = model(x, data.edge_index, weight, data.y, data.train_mask)
-            loss = F.cross_entropy(out, data.y)
+            loss = F.cross_entropy(
+                model(x, data.edge_index, weight, data.y, data.train_mask), data.y
+            )
         loss.backward()
     return [loss.detach(), seen, [p.grad for p in model.parameters()]]
 
 
-def _data(form: str) -> Any:
-    data = small_graph()
-    if form == 'hetero':
-        out, draw = HeteroData(), torch.Generator().manual_seed(0)
-        for name, size in (('a', 17), ('b', 12)):
-            out[name].x = torch.randn(size, 6, generator=draw, dtype=torch.float64)
-        ends = torch.stack([torch.randint(n, (60,), generator=draw) for n in (17, 12)])
-        out['a', 'to', 'b'].edge_index, out['b', 'of', 'a'].edge_index = ends, ends.flip(0)
-        return out
-    return data
+def hetero_graph() -> HeteroData:
+    out, draw = HeteroData(), torch.Generator().manual_seed(0)
+    for name, size in (('a', 17), ('b', 12)):
+        out[name].x = torch.randn(size, 6, generator=draw, dtype=torch.float64)
+    ends = torch.stack([torch.randint(n, (60,), generator=draw) for n in (17, 12)])
+    out['a', 'to', 'b'].edge_index, out['b', 'of', 'a'].edge_index = ends, ends.flip(0)
+    return out
 
 
-def _on_rank(root: str, *args: Any) -> Any:
-    return _program(pyg_sar.load_shard(root), *args, pyg_sar.DistributedDataParallel)
+# By processes: some hooks are of all modules.
+ON_RANKS = {'cut': 'random', 'ranks': (1, 3), 'by': 'processes'}
 
 
 @pairs(form=FORMS, kind=KINDS, conv=[GCNConv, SAGEConv, GATConv])
-def test_they_see_what_one_process_sees(tmp_path: Path, form: str, kind: str, conv: Any) -> None:
+def test_they_see_what_one_process_sees(form: str, kind: str, conv: Any) -> None:
     conv = GCNConv if form in ('weight', 'hetero') else conv
-    pyg_sar.partition_graph(_data(form), 3, tmp_path / 'parts', method='random')
-    want = _program(_data(form), conv, form, kind, lambda model: model)
-    for num_ranks in (1, 3):  # processes: some hooks are of all modules
-        for found in run_ranks(_on_rank, num_ranks, str(tmp_path / 'parts'), conv, form, kind):
-            torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
+    graph = hetero_graph if form == 'hetero' else small_graph
+    assert_alike(_program, conv, form, kind, graph=graph, tolerance=1e-11, rtol=0, **ON_RANKS)
 
 
-def _inside(data: Any, kind: str, at: str, wrap: Callable[[Any], Any]) -> Any:
+def _inside(data: Any, wrap: Wrap, kind: str, at: str) -> Any:
     """What hooks of modules inside of a conv see and change, called once per edge or per node."""
     torch.manual_seed(0)
     of_edges = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
@@ -177,25 +168,17 @@ def _inside(data: Any, kind: str, at: str, wrap: Callable[[Any], Any]) -> Any:
         x = data.x.detach().clone().requires_grad_()
         loss = F.cross_entropy(model(x, data.edge_index), data.y)
         loss.backward()
+    assert seen
     return [loss.detach(), seen, [p.grad for p in model.parameters()]]
-
-
-def _inside_on_rank(root: str, *args: Any) -> Any:
-    return _inside(pyg_sar.load_shard(root), *args, pyg_sar.DistributedDataParallel)
 
 
 @pytest.mark.parametrize(
     ('kind', 'at'),
     [('hook', 'nn'), ('hook', 'nn.2'), ('pre hook', 'nn.0'), ('global', 'nn'), ('global pre', '')],
 )
-def test_modules_inside_of_convs(tmp_path: Path, kind: str, at: str) -> None:
+def test_modules_inside_of_convs(kind: str, at: str) -> None:
     """One call with the edges of all ranks, and a gradient that is no P times too large."""
-    pyg_sar.partition_graph(small_graph(), 3, tmp_path / 'parts', method='random')
-    want = _inside(small_graph(), kind, at, lambda model: model)
-    assert want[1]
-    for num_ranks in (1, 3):
-        for found in run_ranks(_inside_on_rank, num_ranks, str(tmp_path / 'parts'), kind, at):
-            torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-12)
+    assert_alike(_inside, kind, at, tolerance=1e-12, rtol=1e-9, **ON_RANKS)
 
 
 @pytest.mark.filterwarnings('ignore:Using a non-full backward hook', 'ignore:torch.compile leaves')

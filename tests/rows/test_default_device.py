@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import torch
-from on_ranks import parts_of
-from ranks import run_once
+from on_ranks import on_ranks
 
 import pyg_sar
 
 
-def _devices(root: str) -> list[str]:
-    x = pyg_sar.load_shard(root).x
+@on_ranks(2, by='own processes')
+def test_made_and_read(data):
+    """In a new process, where rows come before torch has looked for the default."""
     torch.set_default_device('meta')
     made = [make([1.0]) for make in (torch.tensor, torch.as_tensor, torch.asarray)]
-    return [t.device.type for t in (*made, torch.ones(1), x, pyg_sar.load_shard(root).x)]
-
-
-def test_made_and_read() -> None:
-    """In a new process, where rows come before torch has looked for the default."""
-    root = parts_of(2)
-    for devices in run_once(_devices, 2, root):
-        assert devices == [*['meta'] * 4, 'cpu', 'cpu']
+    read = data.x, pyg_sar.load_shard(data.edge_index.handle.shard.root).x
+    assert [t.device.type for t in (*made, torch.ones(1), *read)] == [*['meta'] * 4, 'cpu', 'cpu']

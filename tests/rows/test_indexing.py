@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from alike import cut_of
 from as_whole import check
 from expressions import expressions
 from few import few
@@ -89,25 +89,16 @@ def _graph() -> Any:
     return data
 
 
-def _names(data: Any) -> dict[str, Any]:
+def _names(data: Any, *, learn: bool) -> dict[str, Any]:
+    """What lines name; x, z and t with a gradient if they `learn`."""
+    of_data = {'x': data.x, 'z': data.z, 't': data.t.transpose(0, 1)}
+    leaves = {name: rows.clone().requires_grad_(learn) for name, rows in of_data.items()}
     numbers = torch.arange(24, dtype=torch.double)
-    return {
-        'x': data.x.clone().requires_grad_(),
-        'z': data.z.clone().requires_grad_(),
-        't': data.t.transpose(0, 1).clone().requires_grad_(),
-        'y': data.y,
-        'row': numbers[:6],
-        'table': numbers.view(4, 6),
-        **{
-            'np': np,
-            'torch': torch,
-            'N': N,
-            'IDS': IDS,
-            'COLS': COLS,
-            'TWO': TWO,
-            'TRIPLE': TRIPLE,
-        },
-    }
+    return (
+        globals()
+        | leaves
+        | {'np': np, 'y': data.y, 'row': numbers[:6], 'table': numbers.view(4, 6)}
+    )
 
 
 WRITES = expressions(WRITTEN)
@@ -117,9 +108,8 @@ def run(line: Any, data: Any) -> list[Tensor]:
     """What an index gives and the gradient of its squares; after a line that writes x, z and t."""
     if callable(line):
         return line(data)
-    names = _names(data)
+    names = _names(data, learn=line not in WRITES)
     if line in WRITES:
-        names = {k: v.detach() if isinstance(v, Tensor) else v for k, v in names.items()}
         exec(line, names)
         return [names[name] + 0 for name in 'xzt']
     out = eval(line, names)
@@ -127,36 +117,27 @@ def run(line: Any, data: Any) -> list[Tensor]:
     return [out, names[line[0]].grad]
 
 
-@pytest.fixture(params=few([3, 2]))
-def cut(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[int, str]:
-    root = tmp_path / 'parts'
-    part = torch.arange(N) * 7 % request.param
-    pyg_sar.partition_graph(_graph(), request.param, root, method=part)
-    return request.param, str(root)
+ranks = pytest.mark.parametrize('num_ranks', few([3, 2]))
 
 
+def _root(num_ranks: int) -> str:
+    return cut_of(_graph, num_ranks, [i * 7 % num_ranks for i in range(N)])
+
+
+@ranks
 @pytest.mark.parametrize('table', ['READ', 'WRITTEN'])
-def test_as_torch_has_it(cut: tuple[int, str], table: str) -> None:
-    num_ranks, root = cut
-    check(__name__, table, _graph(), root, num_ranks=[num_ranks], tolerance=1e-9)
-
-
-def _on_ranks(root: str, program: Any) -> None:
-    program(pyg_sar.load_shard(root))
+def test_as_torch_has_it(num_ranks: int, table: str) -> None:
+    check(__name__, table, _graph(), _root(num_ranks), num_ranks=[num_ranks], tolerance=1e-9)
 
 
 def _changes_copies(data: Any) -> None:
     for line in expressions(CHANGED_COPIES):
-        names = {k: v.detach() if isinstance(v, Tensor) else v for k, v in _names(data).items()}
+        names = _names(data, learn=False)
         with pytest.raises(ValueError, match='one was changed in place'):
             exec(f'{line}\nx + 1', names)
         assert pyg_sar.gather(names['x'] + 0).isfinite().all()  # said once
     with pytest.raises(ValueError, match='by one bool'):
         data.x[True]
-
-
-def test_a_copy_that_is_changed_is_refused(cut: tuple[int, str]) -> None:
-    run_as_threads(_on_ranks, cut[0], cut[1], _changes_copies)
 
 
 def _shows_rows_that_change(data: Any) -> None:
@@ -175,10 +156,6 @@ def _shows_rows_that_change(data: Any) -> None:
     assert users.size(0) == 5
 
 
-def test_rows_that_a_slice_shows_do_not_change(cut: tuple[int, str]) -> None:
-    run_as_threads(_on_ranks, cut[0], cut[1], _shows_rows_that_change)
-
-
 def _changes_edges(data: Any) -> None:
     edges = data.edge_index
     for change in (
@@ -193,8 +170,15 @@ def _changes_edges(data: Any) -> None:
     assert int(edges[0].clone().clamp_(max=40).max()) == 40
 
 
-def test_edges_do_not_change_in_place(cut: tuple[int, str]) -> None:
-    run_as_threads(_on_ranks, cut[0], cut[1], _changes_edges)
+def _on_ranks(root: str, program: Any) -> None:
+    program(pyg_sar.load_shard(root))
+
+
+@ranks
+@pytest.mark.parametrize('program', [_changes_copies, _shows_rows_that_change, _changes_edges])
+def test_what_would_change_in_place_is_refused(num_ranks: int, program: Any) -> None:
+    """A copy; rows that a slice shows; edges."""
+    run_as_threads(_on_ranks, num_ranks, _root(num_ranks), program)
 
 
 def _sparse(data: Any) -> list[Tensor]:
@@ -207,6 +191,7 @@ def _sparse(data: Any) -> list[Tensor]:
 OF_EDGES = {'sparse': _sparse}
 
 
+@ranks
 @pytest.mark.filterwarnings('ignore:Sparse CSR tensor support')
-def test_compressed_matrix_of_edges(cut: tuple[int, str]) -> None:
-    check(__name__, 'OF_EDGES', _graph(), cut[1], num_ranks=[cut[0]])
+def test_compressed_matrix_of_edges(num_ranks: int) -> None:
+    check(__name__, 'OF_EDGES', _graph(), _root(num_ranks), num_ranks=[num_ranks])

@@ -72,24 +72,22 @@ def _hetero_data() -> HeteroData:
     return data
 
 
-def _cut(is_typed: bool, root: Path) -> Any:
-    data: Any = _hetero_data() if is_typed else _data()
-    part: Any = torch.arange(N) % 3
-    if is_typed:
-        part = {'u': torch.arange(14) % 3, 'v': torch.arange(9) % 3}
-    pyg_sar.partition_graph(data, 3, root, method=part)
-    return data
+CUTS = {
+    'OF_DATA': (_data, torch.arange(N) % 3),
+    'OF_HETERO_DATA': (_hetero_data, {'u': torch.arange(14) % 3, 'v': torch.arange(9) % 3}),
+}
 
 
-@pytest.mark.parametrize(('table', 'is_typed'), [('OF_DATA', False), ('OF_HETERO_DATA', True)])
-def test_as_plain_pyg(table: str, is_typed: bool, tmp_path: Path) -> None:
-    check(
-        __name__,
-        table,
-        _cut(is_typed, tmp_path / 'parts'),
-        str(tmp_path / 'parts'),
-        tolerance=1e-13,
-    )
+def _cut(table: str, root: Path) -> tuple[Any, str]:
+    make, method = CUTS[table]
+    data: Any = make()
+    pyg_sar.partition_graph(data, 3, root, method=method)
+    return data, str(root)
+
+
+@pytest.mark.parametrize('table', CUTS)
+def test_as_plain_pyg(table: str, tmp_path: Path) -> None:
+    check(__name__, table, *_cut(table, tmp_path / 'parts'), tolerance=1e-13)
 
 
 def _refused(root: str) -> None:
@@ -104,5 +102,4 @@ def _refused(root: str) -> None:
 
 @pytest.mark.parametrize('num_ranks', [1, 3])
 def test_methods_that_are_refused(num_ranks: int, tmp_path: Path) -> None:
-    _cut(False, tmp_path / 'parts')
-    run_as_threads(_refused, num_ranks, str(tmp_path / 'parts'))
+    run_as_threads(_refused, num_ranks, _cut('OF_DATA', tmp_path / 'parts')[1])

@@ -46,16 +46,12 @@ def _unknown(found: dict[Label, Verdict]) -> dict[Label, Verdict]:
     return {label: each for label, each in wrong.items() if label[0] not in LOSES}
 
 
+@pytest.mark.parametrize('world_size', [1, 3])
 @pytest.mark.parametrize('part', few(range(NUM_PARTS), every=32))
-def test_names_are_right_or_refused(part: int) -> None:
-    found = verdicts_of(labels(part, NUM_PARTS))
+def test_names_are_right_or_refused(part: int, world_size: int) -> None:
+    found = verdicts_of(labels(part, NUM_PARTS), world_size=world_size)
     assert not _unknown(found)
     assert any(each.status == 'equal' for each in found.values())
-
-
-@pytest.mark.parametrize('part', few(range(NUM_PARTS), every=32))
-def test_names_are_right_on_one_process(part: int) -> None:
-    assert not _unknown(verdicts_of(labels(part, NUM_PARTS), world_size=1))
 
 
 @pytest.mark.slow

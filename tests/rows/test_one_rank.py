@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import weakref
 from pathlib import Path
 from typing import Any
@@ -25,27 +24,21 @@ import pyg_sar
 from pyg_sar.comm.ranks import rank
 from pyg_sar.comm.threads import run_threads
 
+SELECTED = """
+chosen; chosen[:, 0]; chosen[chosen[:, 1] > 0]; torch.cat([x, chosen])
+chosen.repeat_interleave(3, 0); x[x > 0]; x[(x[:, 0] > 0).nonzero().view(-1)]
+torch.where(x[:, 0] > 0)[0]; x.masked_select(x < 0); edge_index[0][edge_index[0] > 2]
+edge_index[:, degree(edge_index[1], x.size(0))[edge_index[1]] > 1]
+pyg_sar.negative_sampling(edge_index, seed=1)
+"""
 NAMES = {'F': F, 'degree': degree, 'pyg_sar': pyg_sar, 'torch': torch}
 
 
 @on_ranks(3, by='threads')
 def test_shapes_are_known_without_asking(data: Any) -> None:
     x, edge_index = data.x, data.edge_index
-    chosen = x[x[:, 0] > 0]
-    found = [
-        chosen,
-        chosen[:, 0],
-        chosen[chosen[:, 1] > 0],
-        torch.cat([x, chosen]),
-        chosen.repeat_interleave(3, 0),
-        x[x > 0],
-        x[(x[:, 0] > 0).nonzero().view(-1)],
-        torch.where(x[:, 0] > 0)[0],
-        x.masked_select(x < 0),
-        edge_index[:, degree(edge_index[1], x.size(0))[edge_index[1]] > 1],
-        pyg_sar.negative_sampling(edge_index, seed=1),
-        edge_index[0][edge_index[0] > 2],
-    ]
+    names = NAMES | {'x': x, 'edge_index': edge_index, 'chosen': x[x[:, 0] > 0]}
+    found = [eval(each, names) for each in expressions(SELECTED)]
     if rank() == 0:
         for each in found:
             assert f'{each}' == repr(each)
@@ -149,15 +142,9 @@ class _Asks(Dataset[Any]):
 
 
 def _in_worker(data: Any, table: str) -> list[Any]:
-    fork = multiprocessing.get_context('fork')
-    loader = DataLoader(
-        _Asks(data, expressions(table)),
-        batch_size=None,
-        num_workers=1,
-        multiprocessing_context=fork,
-        timeout=60,
-    )
-    return list(loader)
+    options: dict[str, Any] = {'batch_size': None, 'num_workers': 1, 'timeout': 60}
+    questions = _Asks(data, expressions(table))
+    return list(DataLoader(questions, multiprocessing_context='fork', **options))
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded, use of fork')

@@ -41,57 +41,29 @@ class Square(Function):
         return 2 * x * grad
 
 
-class Exp(Function):
-    """Saves what it gives, and its gradient is no sum over its rows."""
+def function(value: Callable[[Tensor], Tensor], gradient: Callable[..., Tensor]) -> Any:
+    """A Function whose backward gets the gradient, what was given, and what came out."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        out = x.exp()
-        ctx.save_for_backward(out)
-        return out
+    class Made(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            out = value(x)
+            ctx.save_for_backward(x, out)
+            return out
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (out,) = ctx.saved_tensors
-        return grad * out / (1 + out.sum())
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return gradient(grad, *ctx.saved_tensors)
 
-
-class Turned(Function):
-    """Gives its argument back; a gradient of length 1."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return -grad / grad.norm()
+    return Made
 
 
-class Norm(Function):
-    """Gives a plain tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.norm()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return grad * x / x.norm()
-
-
-class Sum(Function):
-    """Gives back a plain gradient with all rows."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sum(0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.expand(N, 4)
+# Its gradient is no sum over its rows; that of x itself, of length 1; a plain tensor comes out;
+# a plain gradient with all rows.
+Exp = function(torch.exp, lambda grad, x, out: grad * out / (1 + out.sum()))
+Turned = function(lambda x: x, lambda grad, x, out: -grad / grad.norm())
+Norm = function(torch.norm, lambda grad, x, out: grad * x / x.norm())
+Sum = function(lambda x: x.sum(0), lambda grad, x, out: grad.expand(N, 4))
 
 
 class Linear(Function):
