@@ -138,6 +138,11 @@ def test_attention(conv: Any, world_size: int, heads: int, mode: str) -> None:
 
 
 @pytest.mark.parametrize('conv', [GATConv, GATv2Conv])
+def test_of_many_heads_no_loop_is_compiled(conv: Any) -> None:
+    assert not _is_looped(conv(6, 1, 65).double(), 2)
+
+
+@pytest.mark.parametrize('conv', [GATConv, GATv2Conv])
 @on_ranks(1)
 def test_chunks_add_in_their_order(data: Any, conv: Any) -> None:
     torch.manual_seed(0)
