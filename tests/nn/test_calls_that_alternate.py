@@ -7,6 +7,7 @@ others. Drawn sequences of calls: tests/properties/test_sequence_properties.py.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from alike import Wrap, assert_alike
-from torch import Tensor
+from shared import descend
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GraphConv, RGCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GraphConv, RGCNConv, SAGEConv, Sequential
 from torch_geometric.nn.models import GraphSAGE
 
 HALF = 40
@@ -94,14 +95,10 @@ def _temporal_graph() -> Data:
     return data
 
 
-class _Relations(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList([RGCNConv(6, 8, 3), RGCNConv(8, 3, 3)])
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
-        hidden = self.layers[0](x, edge_index, edge_type).relu()
-        return self.layers[1](hidden, edge_index, edge_type)
+def _relations() -> torch.nn.Module:
+    of_edges = 'x, edge_index, edge_type'
+    first, second = ((RGCNConv(*widths, 3), f'{of_edges} -> x') for widths in ((6, 8), (8, 3)))
+    return Sequential(of_edges, [first, torch.nn.ReLU(), second])
 
 
 def _trained(data: Any, wrap: Wrap, kind: str) -> list[float]:
@@ -109,18 +106,11 @@ def _trained(data: Any, wrap: Wrap, kind: str) -> list[float]:
         model = wrap(GraphSAGE(6, 8, 2, 3).double())
         arguments = [(data.x, data.edge_index[:, data.time == t]) for t in range(3)]
     else:
-        model = wrap(_Relations().double())
+        model = wrap(_relations().double())
         arguments = [(data.x, data.edge_index, data.edge_type)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    losses = []
-    for _ in range(4):
-        for each in arguments:
-            loss = F.cross_entropy(model(*each), data.y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    return losses
+    given = itertools.cycle(arguments)
+    steps = 4 * len(arguments)
+    return descend(lambda: F.cross_entropy(model(*next(given)), data.y), model, 0.3, steps)
 
 
 @pytest.mark.parametrize('kind', ['snapshots', 'relations without in-edges'])

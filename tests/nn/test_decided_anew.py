@@ -9,29 +9,22 @@ import pytest
 import torch
 from alike import Wrap, assert_alike
 from on_ranks import on_ranks
+from sum_conv import SumConv
 from torch import Tensor
+from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    GATConv,
-    GCNConv,
-    GINEConv,
-    MessagePassing,
-    SAGEConv,
-    SimpleConv,
-    TransformerConv,
-)
 
 from pyg_sar import SARConv
 from pyg_sar.comm.ranks import rank
 
-CONVS: dict[str, Callable[[], MessagePassing]] = {
-    'GCN': lambda: GCNConv(6, 4),
-    'SAGE': lambda: SAGEConv(6, 4),
-    'SAGE max': lambda: SAGEConv(6, 4, aggr='max'),
-    'SAGE median': lambda: SAGEConv(6, 4, aggr='median'),
-    'GAT': lambda: GATConv(6, 4),
-    'Transformer': lambda: TransformerConv(6, 4),
-    'GINE': lambda: GINEConv(torch.nn.Linear(6, 4), edge_dim=4),
+CONVS: dict[str, Callable[[], pyg.MessagePassing]] = {
+    'GCN': lambda: pyg.GCNConv(6, 4),
+    'SAGE': lambda: pyg.SAGEConv(6, 4),
+    'SAGE max': lambda: pyg.SAGEConv(6, 4, aggr='max'),
+    'SAGE median': lambda: pyg.SAGEConv(6, 4, aggr='median'),
+    'GAT': lambda: pyg.GATConv(6, 4),
+    'Transformer': lambda: pyg.TransformerConv(6, 4),
+    'GINE': lambda: pyg.GINEConv(torch.nn.Linear(6, 4), edge_dim=4),
 }
 HOOKS: dict[str, Callable[..., Any]] = {
     'scales': lambda _, args, out: out * 2,
@@ -39,11 +32,8 @@ HOOKS: dict[str, Callable[..., Any]] = {
 }
 
 
-class MixesInTraining(MessagePassing):
+class MixesInTraining(SumConv):
     """A message that depends on the other edges only while the conv trains."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
 
     def message(self, x_j: Tensor) -> Tensor:
         return x_j - x_j.mean(0) if self.training else x_j
@@ -88,13 +78,9 @@ def _modes(data: Any, wrap: Wrap) -> list[Tensor]:
     return [conv.train(mode)(data.x, data.edge_index) for mode in (False, True)]
 
 
-def test_a_message_that_mixes_edges_in_training() -> None:
-    assert_alike(_modes)
-
-
 @on_ranks(by='threads')
 def test_evaluation_on_one_rank(data):
-    conv: Any = SARConv(GATConv(6, 4, dropout=0.5).double())
+    conv: Any = SARConv(pyg.GATConv(6, 4, dropout=0.5).double())
     conv(data.x, data.edge_index)
     conv.train(rank() != 2)
     with pytest.raises(ValueError, match='in evaluation on rank'):
@@ -102,17 +88,14 @@ def test_evaluation_on_one_rank(data):
 
 
 def _widths(data: Any, wrap: Wrap) -> list[Tensor]:
-    conv, x = wrap(SimpleConv('mean')), torch.cat([data.x, data.x.sin()], 1)
+    """One conv for several widths."""
+    conv, x = wrap(pyg.SimpleConv('mean')), torch.cat([data.x, data.x.sin()], 1)
     return [conv(x[:, :width], data.edge_index) for width in (6, 2, 4, 2)]
-
-
-def test_one_conv_for_several_widths() -> None:
-    assert_alike(_widths)
 
 
 def _looked_at(data: Any, wrap: Wrap) -> Tensor:
     """A program may log activations on rank 0 alone."""
-    conv: Any = wrap(GATConv(6, 4).double())
+    conv: Any = wrap(pyg.GATConv(6, 4).double())
     conv(data.x, data.edge_index)
     seen: list[Tensor] = []
     if rank() == 0:
@@ -123,5 +106,6 @@ def _looked_at(data: Any, wrap: Wrap) -> Tensor:
     return out.detach()
 
 
-def test_hooks_that_look_on_on_one_rank() -> None:
-    assert_alike(_looked_at)
+@pytest.mark.parametrize('program', [_modes, _widths, _looked_at])
+def test_forwards_that_differ(program: Any) -> None:
+    assert_alike(program)

@@ -41,25 +41,22 @@ LAYERS: dict[str, Callable[[], Any]] = {
     'PNA': lambda: conv.PNAConv(IN, OUT, ['mean', 'std'], ['identity'], torch.tensor([1, 2, 3])),
     'Transformer': lambda: conv.TransformerConv(IN, OUT),
     'two layers': lambda: models.GraphSAGE(IN, 5, 2, OUT, norm='BatchNorm'),
-    'BatchNorm': lambda: _of_x(norm.BatchNorm(IN)),
-    'GraphNorm': lambda: _of_x(norm.GraphNorm(IN)),
-    'LayerNorm': lambda: _of_x(norm.LayerNorm(IN)),
-    'PairNorm': lambda: _of_x(norm.PairNorm()),
-    'InstanceNorm': lambda: _of_x(norm.InstanceNorm(IN)),
-    'Dropout': lambda: _of_x(torch.nn.Dropout(0)),
+    'BatchNorm': lambda: OfX(norm.BatchNorm(IN)),
+    'GraphNorm': lambda: OfX(norm.GraphNorm(IN)),
+    'LayerNorm': lambda: OfX(norm.LayerNorm(IN)),
+    'PairNorm': lambda: OfX(norm.PairNorm()),
+    'InstanceNorm': lambda: OfX(norm.InstanceNorm(IN)),
+    'Dropout': lambda: OfX(torch.nn.Dropout(0)),
 }
 
 
-def _of_x(layer: Any) -> Any:
-    class OfX(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
+class OfX(torch.nn.Module):
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
 
-        def forward(self, x: Any, edge_index: Any) -> Any:
-            return self.layer(x)
-
-    return OfX()
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.layer(x)
 
 
 def _graph() -> Data:
@@ -84,11 +81,5 @@ def _results(data: Any, wrap: Wrap, name: str) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize('name', few(LAYERS))
 def test_features_in_any_layout(name: str) -> None:
-    assert_alike(
-        _results,
-        name,
-        graph=_graph,
-        cut=[i % 5 % 3 for i in range(N)],
-        ranks=(1, 3),
-        tolerance=1e-11,
-    )
+    cut = [i % 5 % 3 for i in range(N)]
+    assert_alike(_results, name, graph=_graph, cut=cut, ranks=(1, 3), tolerance=1e-11)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,8 @@ import torch.nn.functional as F
 from alike import Wrap, assert_alike, assert_same, cut_of, on_ranks
 from small_graphs import small_graph
 from torch import Tensor
-from torch_geometric.data import HeteroData
 from torch_geometric.nn import GCNConv, SAGEConv, SimpleConv, to_hetero
+from two_types import two_types
 
 import pyg_sar
 
@@ -97,14 +98,7 @@ class Both(torch.nn.Module):
         return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
-def _shops() -> HeteroData:
-    draw, data = torch.Generator().manual_seed(2), HeteroData()
-    for kind, size, width in (('user', 20, 5), ('item', 15, 7)):
-        data[kind].x = torch.randn(size, width, generator=draw, dtype=torch.float64)
-    edge_index = torch.stack([torch.randint(n, (90,), generator=draw) for n in (20, 15)])
-    data['user', 'buys', 'item'].edge_index = edge_index
-    data['item', 'of', 'user'].edge_index = edge_index.flip(0)
-    return data
+_shops = functools.partial(two_types, (20, 15), (5, 7), 90)
 
 
 def _hetero(data: Any, wrap: Wrap, given: Given) -> Any:
@@ -112,7 +106,7 @@ def _hetero(data: Any, wrap: Wrap, given: Given) -> Any:
     pairs, labels, _ = map(given, _pairs())
     pairs = pairs % 15
     z = model(data.x_dict, data.edge_index_dict)
-    scores = (z['user'][pairs[0]] * z['item'][pairs[1]]).sum(-1)
+    scores = (z['a'][pairs[0]] * z['b'][pairs[1]]).sum(-1)
     F.mse_loss(scores, labels).backward()
     return [scores.detach(), *_grads(model)]
 
@@ -165,16 +159,8 @@ def _program(data: Any, wrap: Wrap, kind: str, program: Any) -> Any:
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize(('program', 'graph'), [(_links, small_graph), (_hetero, _shops)])
 def test_links_are_those_of_plain_pyg(program: Any, graph: Any, kind: str) -> None:
-    assert_alike(
-        _program,
-        kind,
-        program,
-        graph=graph,
-        cut='random',
-        ranks=(1, 3),
-        tolerance=1e-11,
-        rtol=0,
-    )
+    options = {'cut': 'random', 'ranks': (1, 3), 'tolerance': 1e-11, 'rtol': 0}
+    assert_alike(_program, kind, program, graph=graph, **options)
 
 
 @pytest.mark.parametrize('kind', [kind for kind in KINDS if kind != 'own'])

@@ -117,13 +117,8 @@ def _parts(how: str, num_nodes: int, num_parts: int) -> Any:
 
 
 LAYOUTS = [
-    (2, 2, 'random'),
-    (3, 3, 'unequal'),
-    (4, 4, 'metis'),
-    (3, 3, 'no nodes'),
-    (2, 6, 'unequal'),
-    (4, 8, 'random'),
-    (1, 4, 'metis'),
+    *((2, 2, 'random'), (3, 3, 'unequal'), (4, 4, 'metis'), (3, 3, 'no nodes')),
+    *((2, 6, 'unequal'), (4, 8, 'random'), (1, 4, 'metis')),
 ]
 
 
