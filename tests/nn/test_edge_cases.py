@@ -69,12 +69,12 @@ def _ring() -> Data:
     return data
 
 
-def _both_ways() -> Data:
-    return _data(9, [*RING, *((j, i) for i, j in RING)])
-
-
-def _dense() -> Data:
-    return _data(9, [(i, j) for i in range(9) for j in range(9) if (i * j) % 4 == 1 or i == j + 1])
+_both_ways = functools.partial(_data, 9, [*RING, *((j, i) for i, j in RING)])
+_dense = functools.partial(
+    _data, 9, [(i, j) for i in range(9) for j in range(9) if (i * j) % 4 == 1 or i == j + 1]
+)
+_sorted = functools.partial(_data, 9, sorted(RING + RING[::2], key=lambda edge: edge[1]))
+"""Masks are drawn by destination, which is the order of these edges."""
 
 
 def _graph(case: str) -> Data:
@@ -221,11 +221,6 @@ def test_backward_leaves_the_random_state_alone() -> None:
     before = torch.get_rng_state()
     out.sum().backward()
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def _sorted() -> Data:
-    """Masks are drawn by destination, which is the order of these edges."""
-    return _data(9, sorted(RING + RING[::2], key=lambda edge: edge[1]))
 
 
 def _dropped(data: Any, wrap: Wrap) -> list[Any]:

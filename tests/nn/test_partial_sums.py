@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -138,8 +139,7 @@ def test_the_numbers_are_those_of_plain_pyg(name: str, size: int, parts: int, ho
         assert ranks[0]['rows'] <= 0.9 * rows[0]['rows']
 
 
-def _many_hubs() -> Data:
-    return hubs(400, 1200, power=40.0)
+_many_hubs = functools.partial(hubs, 400, 1200, power=40.0)
 
 
 def test_hubs_spare_half_of_the_rows() -> None:

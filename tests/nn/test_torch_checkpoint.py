@@ -14,15 +14,8 @@ from ranks import run_as_threads, run_ranks
 from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    DeepGCNLayer,
-    EdgeConv,
-    GATConv,
-    GCNConv,
-    SAGEConv,
-    TransformerConv,
-)
 
 import pyg_sar
 from pyg_sar.comm.ranks import current
@@ -35,7 +28,7 @@ class _Block(torch.nn.Module):
     def __init__(self, reentrant: bool | None = None, inner: torch.nn.Module | None = None) -> None:
         super().__init__()
         self.reentrant, self.inner = reentrant, inner
-        self.conv, self.norm = GATConv(6, 3, heads=2, dropout=0.3), torch.nn.LayerNorm(6)
+        self.conv, self.norm = pyg.GATConv(6, 3, heads=2, dropout=0.3), torch.nn.LayerNorm(6)
         self.drop = torch.nn.Dropout(0.2)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -58,11 +51,11 @@ class _Net(torch.nn.Module):
         super().__init__()
         self.reentrant = reentrant
         self.blocks = torch.nn.ModuleList([_Block(), _Block(inner=_Block())])
-        conv = TransformerConv(6, 6, dropout=0.3)
+        conv = pyg.TransformerConv(6, 6, dropout=0.3)
         norm = torch.nn.LayerNorm(6)
-        self.deep = DeepGCNLayer(conv, norm, torch.nn.ReLU(), 'res+', 0.2)
+        self.deep = pyg.DeepGCNLayer(conv, norm, torch.nn.ReLU(), 'res+', 0.2)
         self.deep.ckpt_grad = reentrant  # by PyG itself, and reentrant
-        self.last = SAGEConv(6, 3)
+        self.last = pyg.SAGEConv(6, 3)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = F.dropout(x, 0.2, self.training)
@@ -134,7 +127,7 @@ class _Page(torch.nn.Module):
         super().__init__()
         self.checkpoint = checkpoint
         self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(6) for _ in range(2))
-        self.convs = torch.nn.ModuleList(SAGEConv(6, 6) for _ in range(2))
+        self.convs = torch.nn.ModuleList(pyg.SAGEConv(6, 6) for _ in range(2))
 
     def forward(self, data: Any) -> Tensor:
         page = (Path(__file__).parents[2] / 'docs' / 'models.md').read_text()
@@ -173,12 +166,12 @@ def _convs() -> dict[str, torch.nn.Module]:
     """One for each path."""
     torch.manual_seed(0)
     return {
-        'linear': SAGEConv(6, 4),
-        'linear with weights': GCNConv(6, 4),
-        'weighted': GATConv(6, 4, heads=2),
-        'replay': EdgeConv(torch.nn.Linear(12, 4), aggr='max'),
-        'softmax': TransformerConv(6, 4),
-        'gather': SAGEConv(6, 4, aggr='median'),
+        'linear': pyg.SAGEConv(6, 4),
+        'linear with weights': pyg.GCNConv(6, 4),
+        'weighted': pyg.GATConv(6, 4, heads=2),
+        'replay': pyg.EdgeConv(torch.nn.Linear(12, 4), aggr='max'),
+        'softmax': pyg.TransformerConv(6, 4),
+        'gather': pyg.SAGEConv(6, 4, aggr='median'),
     }
 
 

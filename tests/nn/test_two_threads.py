@@ -16,14 +16,7 @@ from shared import descend
 from small_graphs import small_graph
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch_geometric.nn import (
-    GATConv,
-    GCNConv,
-    MessagePassing,
-    PNAConv,
-    Sequential,
-    TransformerConv,
-)
+from torch_geometric import nn as pyg
 from torch_geometric.utils import softmax as by_destination
 
 import pyg_sar
@@ -31,7 +24,7 @@ import pyg_sar
 NUM_STEPS = 50
 
 
-class _Attention(MessagePassing):
+class _Attention(pyg.MessagePassing):
     """Calls PyG's softmax by a name of its own."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
@@ -45,16 +38,16 @@ class _Attention(MessagePassing):
         return by_destination(x_j.sum(-1), index, ptr, size_i).view(-1, 1) * x_j
 
 
-def _pna(num_in: int, num_out: int) -> PNAConv:
+def _pna(num_in: int, num_out: int) -> pyg.PNAConv:
     aggregators, scalers = ['mean', 'std', 'max'], ['identity', 'amplification']
-    return PNAConv(num_in, num_out, aggregators, scalers, deg=torch.tensor([2, 3, 9, 9, 5]))
+    return pyg.PNAConv(num_in, num_out, aggregators, scalers, deg=torch.tensor([2, 3, 9, 9, 5]))
 
 
-CONVS: dict[str, Callable[[int, int], MessagePassing]] = {
-    'GAT': lambda num_in, num_out: GATConv(num_in, num_out, dropout=0.5),
-    'GCN': GCNConv,
+CONVS: dict[str, Callable[[int, int], pyg.MessagePassing]] = {
+    'GAT': lambda num_in, num_out: pyg.GATConv(num_in, num_out, dropout=0.5),
+    'GCN': pyg.GCNConv,
     'own': _Attention,
-    'Transformer': TransformerConv,
+    'Transformer': pyg.TransformerConv,
     'PNA': _pna,
 }
 
@@ -63,7 +56,7 @@ def _wrapped(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     # Masks by id, as threads share torch's generator.
     layers = [(CONVS[name](6, 8), 'x, e -> x'), torch.nn.ReLU(), (CONVS[name](8, 3), 'x, e -> x')]
-    return pyg_sar.DistributedDataParallel(Sequential('x, e', layers).double(), dropout_seed=0)
+    return pyg_sar.DistributedDataParallel(pyg.Sequential('x, e', layers).double(), dropout_seed=0)
 
 
 def _train(model: torch.nn.Module, data: Any) -> list[Tensor]:

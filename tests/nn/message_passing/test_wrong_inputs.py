@@ -158,10 +158,7 @@ class EdgesTwice(SumConv):
         return x_j * edges.max() + (edges[0] - edges[1]).view(-1, 1)
 
 
-class EndsOfEdges(SumConv):
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x, edges=edge_index)
-
+class EndsOfEdges(EdgesTwice):
     def message(self, x_j: Tensor, edges_j: Tensor) -> Tensor:
         return x_j * edges_j
 
