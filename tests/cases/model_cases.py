@@ -296,7 +296,7 @@ ROWWISE = {'MLP', 'HeteroJumpingKnowledge', 'GPSENodeEncoder'}
 """No conv and no look at other nodes: right inside any model as they are."""
 
 UNSUPERVISED = {'ARGA', 'ARGVA', 'DeepGraphInfomax', 'GAE', 'InnerProductDecoder', 'VGAE'}
-"""See test_unsupervised.py."""
+"""See the end of test_models.py."""
 
 FUNCTIONS = {'to_captum_model', 'to_captum_input', 'captum_output_to_dicts'}
 

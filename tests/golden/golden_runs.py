@@ -23,20 +23,7 @@ from ranks import run_ranks
 from small_graphs import cut, small_graph
 from torch import Tensor
 from torch.nn import BatchNorm1d, Dropout, Linear, ReLU
-from torch_geometric.nn import (
-    GATConv,
-    GCNConv,
-    GENConv,
-    GINConv,
-    GPSConv,
-    MedianAggregation,
-    PNAConv,
-    RGCNConv,
-    SAGEConv,
-    Sequential,
-    SGFormer,
-    TransformerConv,
-)
+from torch_geometric import nn as pyg
 
 import pyg_sar
 
@@ -57,46 +44,41 @@ class Run(NamedTuple):
 
 
 def _pna(num_in: int, num_out: int) -> torch.nn.Module:
-    return PNAConv(num_in, num_out, ['mean', 'max', 'std'], ['identity'], torch.ones(30).long())
-
-
-def _gin(num_in: int, num_out: int) -> torch.nn.Module:
-    return GINConv(Linear(num_in, num_out))
+    return pyg.PNAConv(num_in, num_out, ['mean', 'max', 'std'], ['identity'], torch.ones(30).long())
 
 
 def _transformer(num_in: int, num_out: int) -> torch.nn.Module:
-    return TransformerConv(num_in, num_out, heads=2, concat=False, edge_dim=4)
+    return pyg.TransformerConv(num_in, num_out, heads=2, concat=False, edge_dim=4)
 
 
 def _gat(num_in: int, num_out: int) -> torch.nn.Module:
-    return GATConv(num_in, num_out, heads=2, concat=False)
+    return pyg.GATConv(num_in, num_out, heads=2, concat=False)
 
 
 def _gps(num_in: int, num_out: int) -> torch.nn.Module:
-    inner = GPSConv(num_out, SAGEConv(num_out, num_out))
-    return Sequential('x, e', [(Linear(num_in, num_out), 'x -> x'), (inner, 'x, e -> x')])
+    inner = pyg.GPSConv(num_out, pyg.SAGEConv(num_out, num_out))
+    return pyg.Sequential('x, e', [(Linear(num_in, num_out), 'x -> x'), (inner, 'x, e -> x')])
 
 
 def _sgformer(num_in: int, num_out: int) -> torch.nn.Module:
-    return SGFormer(num_in, WIDTH, num_out, trans_dropout=0.0, gnn_num_layers=2, gnn_dropout=0.0)
+    options = {'trans_dropout': 0.0, 'gnn_num_layers': 2, 'gnn_dropout': 0.0}
+    return pyg.SGFormer(num_in, WIDTH, num_out, **options)
 
-
-_median: Callable[[int, int], torch.nn.Module] = lambda a, b: SAGEConv(a, b, MedianAggregation())  # noqa: E731
 
 RUNS = {
-    'SAGE': Run(SAGEConv),
-    'SAGE, rows only': Run(SAGEConv, options={'partial_sums': False}),
-    'SAGE, rows kept': Run(SAGEConv, options={'mode': 'sequential_no_remat'}),
-    'SAGE, one_shot': Run(SAGEConv, options={'mode': 'one_shot'}),
-    'SAGE, bfloat16 rows': Run(SAGEConv, options={'exchange_dtype': torch.bfloat16}),
-    'SAGE, accumulated': Run(SAGEConv, steps=2),
-    'SAGE, sampled': Run(SAGEConv, samples=True),
-    'SAGE, median': Run(_median),
-    'GCN, weights': Run(GCNConv, ('edge_weight',)),
-    'GIN': Run(_gin),
+    'SAGE': Run(pyg.SAGEConv),
+    'SAGE, rows only': Run(pyg.SAGEConv, options={'partial_sums': False}),
+    'SAGE, rows kept': Run(pyg.SAGEConv, options={'mode': 'sequential_no_remat'}),
+    'SAGE, one_shot': Run(pyg.SAGEConv, options={'mode': 'one_shot'}),
+    'SAGE, bfloat16 rows': Run(pyg.SAGEConv, options={'exchange_dtype': torch.bfloat16}),
+    'SAGE, accumulated': Run(pyg.SAGEConv, steps=2),
+    'SAGE, sampled': Run(pyg.SAGEConv, samples=True),
+    'SAGE, median': Run(lambda a, b: pyg.SAGEConv(a, b, pyg.MedianAggregation())),
+    'GCN, weights': Run(pyg.GCNConv, ('edge_weight',)),
+    'GIN': Run(lambda a, b: pyg.GINConv(Linear(a, b))),
     'PNA': Run(_pna),
-    'GEN': Run(GENConv),
-    'RGCN': Run(lambda a, b: RGCNConv(a, b, 3), ('edge_type',)),
+    'GEN': Run(pyg.GENConv),
+    'RGCN': Run(lambda a, b: pyg.RGCNConv(a, b, 3), ('edge_type',)),
     'GAT': Run(_gat),
     'GAT, one_shot': Run(_gat, options={'mode': 'one_shot'}),
     'GAT, dropout_seed': Run(_gat, options={'dropout_seed': 5}),
@@ -150,7 +132,7 @@ def _network(run: Run) -> torch.nn.Module:
         *between,
         (run.layers(WIDTH, 3), f'{edges} -> x'),
     )
-    return Sequential(edges, list(layers))
+    return pyg.Sequential(edges, list(layers))
 
 
 def _batches(data: Any, run: Run) -> Any:

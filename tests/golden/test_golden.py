@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from alike import cut_of
 from golden_runs import FILE, RUNS, Run, losses, trained, versions
 from ranks import run_ranks
 from small_graphs import cut, small_graph
+from started import output
 from torch_geometric.nn import GATConv
 
 KEPT = json.loads(FILE.read_text())
 
 
-@pytest.fixture(scope='module')
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(cut(small_graph(), 3, tmp_path_factory.mktemp('golden') / 'parts'))
-
-
 @pytest.mark.parametrize('world_size', [1, 3])
 @pytest.mark.parametrize('name', RUNS)
-def test_losses_are_those_that_were_kept(root: str, name: str, world_size: int) -> None:
-    found, *others = run_ranks(losses, world_size, root, name)
+def test_losses_are_those_that_were_kept(name: str, world_size: int) -> None:
+    found, *others = run_ranks(losses, world_size, cut_of(small_graph, 3), name)
     kept = KEPT[name][str(world_size)]
     if not RUNS[name].samples:
         assert all(other == found for other in others)
@@ -59,17 +55,9 @@ def test_processes_started_anew_have_the_same_bits(tmp_path: Path, threads: int)
         'import json, sys; from ranks import run_once; from test_golden import on_threads; '
         'print(json.dumps(run_once(on_threads, 3, sys.argv[1], int(sys.argv[2]))))'
     )
-    told = [
-        subprocess.run(
-            [sys.executable, '-c', program, root, str(threads)],
-            env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path), 'PYTHONHASHSEED': seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        ).stdout
-        for seed in ('1', '2')
-    ]
+    command = ['python', '-c', program, root, threads]
+    variables = {'PYTHONPATH': os.pathsep.join(sys.path), 'OMP_NUM_THREADS': str(threads)}
+    told = [output(command, PYTHONHASHSEED=seed, **variables) for seed in ('1', '2')]
     assert told[0] == told[1]
     first, *others = json.loads(told[0])
     assert all(other == first for other in others)

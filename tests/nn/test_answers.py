@@ -73,13 +73,8 @@ def _of_one_rank(change: Callable[[Tensor], object]) -> Callable[..., None]:
     return changed
 
 
-def _add(tensor: Tensor) -> None:
-    with torch.no_grad():
-        tensor.add_(1)
-
-
 CHANGES = {
-    'in place': _of_one_rank(_add),
+    'in place': _of_one_rank(torch.no_grad()(lambda tensor: tensor.add_(1))),
     'unseen': _of_one_rank(lambda tensor: tensor.data.mul_(2)),
     'by numpy': _of_one_rank(lambda t: np.copyto(t.numpy(), t.numpy()[::-1].copy())),
     'nothing': _of_one_rank(lambda tensor: None),
@@ -93,7 +88,7 @@ MODES: dict[str, Callable[[int], AbstractContextManager[Any]]] = {
 
 
 def _changed(root: str, name: str, what: str, how: str, mode: str) -> None:
-    data, graph = pyg_sar.load_shard(root), GRAPH
+    data = pyg_sar.load_shard(root)
     torch.manual_seed(0)
     plain = CONVS[name]().double()
     model, x = pyg_sar.DistributedDataParallel(copy.deepcopy(plain)), data.x.clone()
@@ -103,7 +98,7 @@ def _changed(root: str, name: str, what: str, how: str, mode: str) -> None:
     for step in range(10):
         if step in (3, 5, 6, 7):
             CHANGES[how](x if what == 'features' else args[0], step)
-        want = plain(gather(x), graph.edge_index, *map(gather, args))
+        want = plain(gather(x), GRAPH.edge_index, *map(gather, args))
         model.train(step % 4 != 2), plain.train(step % 4 != 2)
         with MODES[mode](step):
             assert_close(gather(model(x, data.edge_index, *args)), want, tolerance=1e-10)
@@ -126,16 +121,20 @@ def test_what_changes_is_seen(name: str, what: str, how: str, mode: str, by: str
     RUNS[by](_changed, 3, str(parts_of(3)), name, what, how, mode)
 
 
+def _check(conv: Any, plain: Any, data: Any, x: Any = None, *args: Any) -> None:
+    x = data.x if x is None else x
+    want = plain(gather(x), GRAPH.edge_index, *map(gather, args))
+    assert_close(gather(conv(x, data.edge_index, *args)), want, tolerance=1e-10)
+
+
 def _made_anew(root: str, name: str, ranks: list[int], factor: float) -> None:
     """Weights that some ranks make anew in every forward, with other content or the same."""
-    data, graph = pyg_sar.load_shard(root), GRAPH
-    plain = CONVS[name]().double()
+    data, plain = pyg_sar.load_shard(root), CONVS[name]().double()
     conv, weight = pyg_sar.SARConv(copy.deepcopy(plain)), data.edge_weight.clone()
     for step in range(6):
         if rank() in ranks and step > 2:
             weight = weight * factor
-        want = plain(graph.x, graph.edge_index, gather(weight))
-        assert_close(gather(conv(data.x, data.edge_index, weight)), want, tolerance=1e-10)
+        _check(conv, plain, data, data.x, weight)
 
 
 @pytest.mark.parametrize('name', ['GCN weights', 'GraphConv weights'])
@@ -167,14 +166,7 @@ def test_features_that_one_rank_alternates(data, name):
     """A rank has kept a sum of these very rows with others of another rank."""
     (plain, conv), other, args = _pair(name), data.x * 2, _args(name, data)
     for which in 'ABAABBA':
-        x = other if which == 'B' and rank() == 1 else data.x
-        want = plain(gather(x), GRAPH.edge_index, *map(gather, args))
-        assert_close(gather(conv(x, data.edge_index, *args)), want, tolerance=1e-10)
-
-
-def _check(conv: Any, plain: Any, data: Any) -> None:
-    want = plain(GRAPH.x, GRAPH.edge_index)
-    assert_close(gather(conv(data.x, data.edge_index)), want, tolerance=1e-10)
+        _check(conv, plain, data, other if which == 'B' and rank() == 1 else data.x, *args)
 
 
 @pytest.mark.parametrize('name', ['SAGE', 'SAGE narrow', 'GCN'])
@@ -183,19 +175,16 @@ def test_hooks_of_one_rank(data, name):
     """One rank hooks the aggregation, then a module, then all modules, and takes them away."""
     (plain, conv), seen = _pair(name), list[int]()
     inner = conv.lin if name == 'GCN' else conv.lin_l
-    for register in (
-        conv.aggr_module.register_forward_hook,
-        inner.register_forward_pre_hook,
-        torch.nn.modules.module.register_module_forward_hook,
-    ):
+    of_all = torch.nn.modules.module.register_module_forward_hook
+    of_aggregation = conv.aggr_module.register_forward_hook
+    for register in (of_aggregation, inner.register_forward_pre_hook, of_all):
         for is_hooked in (False, False, True, True, False):
             handle = register(lambda *_: seen.append(1)) if is_hooked and rank() == 1 else None
-            found = conv(data.x, data.edge_index)
+            _check(conv, plain, data)
             if handle is not None:
                 handle.remove()
                 assert seen
                 seen.clear()
-            assert_close(gather(found), plain(GRAPH.x, GRAPH.edge_index), tolerance=1e-10)
 
 
 @on_ranks()

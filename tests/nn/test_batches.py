@@ -11,27 +11,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, cut_of, gradient, itself
+from alike import Wrap, assert_alike, gradient, itself
 from few import few
 from hand_batches import batch_of, hetero_batch_of
 from hetero_graphs import hetero_graph
 from hetero_models import METADATA
+from on_ranks import on_ranks, on_threads
 from ranks import run_as_threads
 from small_graphs import assert_close, small_graph
 from torch import Tensor, nn
+from torch_geometric import nn as pyg
 from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.nn import (
-    BatchNorm,
-    GATConv,
-    GCNConv,
-    GINConv,
-    GraphSAGE,
-    HeteroConv,
-    InstanceNorm,
-    SAGEConv,
-)
+from traffic import counted
 
-import pyg_sar
 from pyg_sar import DistributedDataParallel, NodeEmbedding
 from pyg_sar.comm.ranks import rank
 from pyg_sar.loader import mean_of_batches
@@ -101,21 +93,23 @@ class Net(nn.Module):
         return self.second(h, edge_index)
 
 
-def _gin(norm: Any) -> Callable[[int, int], nn.Module]:
-    return lambda i, o: GINConv(nn.Sequential(nn.Linear(i, 8), norm(8), nn.ReLU(), nn.Linear(8, o)))
+def _gin(i: int, o: int) -> nn.Module:
+    layers = nn.Linear(i, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, o)
+    return pyg.GINConv(nn.Sequential(*layers))
 
+
+_without_momentum = partial(pyg.BatchNorm, momentum=None)
+_instance_norm = partial(pyg.InstanceNorm, track_running_stats=True, affine=True)
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    'SAGE': lambda: Net(SAGEConv),
-    'SAGE, BatchNorm1d': lambda: Net(SAGEConv, nn.BatchNorm1d),
-    'SAGE, BatchNorm momentum None': lambda: Net(SAGEConv, lambda c: BatchNorm(c, momentum=None)),
-    'SAGE, InstanceNorm': lambda: Net(
-        SAGEConv, lambda c: InstanceNorm(c, track_running_stats=True, affine=True)
-    ),
-    'GAT': lambda: Net(GATConv),
-    'GCN': lambda: Net(GCNConv),
-    'GIN, BatchNorm1d': lambda: Net(_gin(nn.BatchNorm1d), nn.BatchNorm1d),
-    'GraphSAGE': lambda: GraphSAGE(6, 8, 2, 3, norm='BatchNorm'),
+    'SAGE': lambda: Net(pyg.SAGEConv),
+    'SAGE, BatchNorm1d': lambda: Net(pyg.SAGEConv, nn.BatchNorm1d),
+    'SAGE, BatchNorm momentum None': lambda: Net(pyg.SAGEConv, _without_momentum),
+    'SAGE, InstanceNorm': lambda: Net(pyg.SAGEConv, _instance_norm),
+    'GAT': lambda: Net(pyg.GATConv),
+    'GCN': lambda: Net(pyg.GCNConv),
+    'GIN, BatchNorm1d': lambda: Net(_gin, nn.BatchNorm1d),
+    'GraphSAGE': lambda: pyg.GraphSAGE(6, 8, 2, 3, norm='BatchNorm'),
 }
 
 SEEDS: dict[int, list[Seeds]] = {
@@ -232,57 +226,35 @@ def test_accumulated_gradients():
         assert int(state['before.num_batches_tracked']) == 2  # (2 + 2 + 1) / 3, rounded
 
 
-def _nobody_has_seeds(graph: Data) -> Any:
+@on_threads(3)
+def test_a_step_without_any_seeds():
     model = DistributedDataParallel(_model('GIN, BatchNorm1d'))
     before = {name: t.clone() for name, t in model.module.state_dict().items()}
-    loss = mean_of_batches(_losses(model, batch_of(graph, torch.empty(0, dtype=torch.int64))))
+    batch = batch_of(small_graph(), torch.empty(0, dtype=torch.int64))
+    loss = mean_of_batches(_losses(model, batch))
     loss.backward()
     assert loss == 0
     assert not any(gradient(p).any() for p in model.parameters())
     assert all(torch.equal(model.module.state_dict()[name], t) for name, t in before.items())
 
 
-def test_a_step_without_any_seeds(graph):
-    run_as_threads(_nobody_has_seeds, 3, graph)
-
-
-def _counted(root: str, graph: Data) -> list[list[str]]:
-    """The words of every all-reduce of a step on a batch, of an evaluation on one, and of both."""
-    data, batch = pyg_sar.load_shard(root), batch_of(graph, torch.tensor([rank(), 7]))
+@on_ranks(2)
+def test_collectives_of_a_step(data):
+    """Of a step on a batch, of an evaluation of one, and of the whole graph."""
+    batch = batch_of(small_graph(), torch.tensor([rank(), 7]))
     model = DistributedDataParallel(_model('SAGE, BatchNorm1d'))
-    from pyg_sar.comm.ranks import current  # of the rank's process
-
-    calls: list[list[str]] = []
-    comm: Any = current()
-    meet = comm.meet
-
-    def counting(words: str, *args: Any) -> Any:
-        calls[-1].append(words.split(' (')[0])
-        return meet(words, *args)
-
-    comm.meet = counting
     for training in (True, False):
-        calls.append([])
-        model.train(training)
-        losses = _losses(model, batch)
-        calls.append([])
-        loss = mean_of_batches(losses)
-        calls.append([])
-        loss.backward()
-    calls.append([])
-    model(data.x, data.edge_index)
-    return calls
-
-
-def test_collectives_of_a_step(graph):
-    """Threads compare what they are at where they meet for the numbers."""
-    calls = run_as_threads(_counted, 2, cut_of(small_graph, 2), graph)
-    assert calls[0] == calls[1]
-    forward, loss, backward, evaluation, _, _, whole = calls[0]
-    assert forward == evaluation == []
-    assert [len(loss), len(backward)] == [1, 1]
-    assert 'sum of the gradients of parameters of a batch in training' in backward[-1]
-    assert whole  # the convs exchange rows
+        with counted() as forward:
+            losses = _losses(model.train(training), batch)
+        with counted() as mean:
+            loss = mean_of_batches(losses)
+        with counted() as backward:
+            loss.backward()
+        # Before the gradients goes a small message.
+        assert (forward.others, mean.others, backward.others) == (0, 1, 2)
+    with counted() as whole:
+        model(data.x, data.edge_index)
+    assert whole.receives  # the convs exchange rows
 
 
 # Types of nodes, and tables of nodes
@@ -291,10 +263,10 @@ def test_collectives_of_a_step(graph):
 class Hetero(nn.Module):
     def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()
-        self.first = HeteroConv({rel: kind((-1, -1), 8) for rel in METADATA[1]})
-        norm = partial(BatchNorm, allow_single_element=True)
+        self.first = pyg.HeteroConv({rel: kind((-1, -1), 8) for rel in METADATA[1]})
+        norm = partial(pyg.BatchNorm, allow_single_element=True)
         self.norms = nn.ModuleDict({name: norm(8) for name in METADATA[0]})
-        self.second = HeteroConv({rel: kind((-1, -1), 3) for rel in METADATA[1]})
+        self.second = pyg.HeteroConv({rel: kind((-1, -1), 3) for rel in METADATA[1]})
 
     def forward(self, x: dict[str, Tensor], edge_index: dict[Any, Tensor]) -> Tensor:
         h = self.first(x, edge_index)
@@ -314,12 +286,8 @@ def _hetero_losses(model: nn.Module, batch: HeteroData) -> Tensor:
     return F.cross_entropy(out, batch['paper'].y[:size], reduction='none')
 
 
-def _sage(i: Any, o: int) -> nn.Module:
-    return SAGEConv(i, o)
-
-
 def _gat(i: Any, o: int) -> nn.Module:
-    return GATConv(i, o, add_self_loops=False)
+    return pyg.GATConv(i, o, add_self_loops=False)
 
 
 def _hetero(data: Any, wrap: Wrap, kind: Callable[..., nn.Module]) -> Any:
@@ -337,7 +305,7 @@ def _hetero(data: Any, wrap: Wrap, kind: Callable[..., nn.Module]) -> Any:
     return [state for _, _, state in found], model(*_hetero_inputs(data)).detach()
 
 
-@pytest.mark.parametrize('kind', [_sage, _gat], ids=['SAGE', 'GAT'])
+@pytest.mark.parametrize('kind', [pyg.SAGEConv, _gat], ids=['SAGE', 'GAT'])
 def test_heterogeneous_batches_and_exact_evaluation(kind):
     """A type with one row counts as none."""
     assert_alike(_hetero, kind, graph=hetero_graph, cut='random', bits=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -45,10 +45,10 @@ def _accumulated(root: str) -> list[list[Tensor]]:
     return [first, _grads(model)]
 
 
-def test_no_sync_accumulates(graph):
+def test_no_sync_accumulates():
     """Inside no_sync gradients are a rank's own; the next backward averages all that gathered."""
     model = make_model().eval()
-    _loss(model, graph).backward()
+    _loss(model, small_graph()).backward()
     results = run_as_threads(_accumulated, 3, cut_of(small_graph, 3))
     local = [first for first, _ in results]
     # Whole gradients are in nobody's hands yet.
@@ -113,10 +113,8 @@ MAKES: dict[str, Callable[[], torch.nn.Module]] = {
     ],
 )
 def test_refused_on_all_ranks(make, kwargs, words, world_size):
-    if world_size is None:
-        outcomes = [_built(kwargs, make)]
-    else:
-        outcomes = run_as_threads(_built, world_size, kwargs, make)
+    args = kwargs, make
+    outcomes = [_built(*args)] if world_size is None else run_as_threads(_built, world_size, *args)
     assert_all_raise(outcomes, 'ValueError', words)
 
 
@@ -179,21 +177,16 @@ def _two_threads(root: str) -> list[str]:
     data = pyg_sar.load_shard(root)
     torch.manual_seed(0)
     models = [pyg_sar.DistributedDataParallel(GCNConv(6, 4).double()) for _ in range(2)]
-    found: list[str] = []
 
-    def train(model: torch.nn.Module) -> None:
+    def train(model: torch.nn.Module) -> str:
         def steps() -> None:
             for _ in range(200):
                 model(data.x, data.edge_index).square().mean().backward()
 
-        found.append(attempt(steps))
+        return attempt(steps)
 
-    threads = [threading.Thread(target=train, args=(model,)) for model in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(2) as pool:
+        return [*pool.map(train, models)]
 
 
 def test_two_threads_of_one_rank() -> None:

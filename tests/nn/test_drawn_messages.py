@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from alike import Wrap, assert_alike, take_step
 from on_ranks import on_ranks
+from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, MessagePassing, TransformerConv
@@ -18,21 +19,26 @@ from torch_geometric.utils import dropout_edge
 import pyg_sar
 
 
-class _Noisy(MessagePassing):
-    """Messages with noise, whose aggregation a program may say."""
+class _Drawing(SumConv):
+    """A message that a program may say."""
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
+    def __init__(self, say: Callable[[Tensor], Tensor], aggr: str = 'add') -> None:
+        super().__init__(aggr=aggr)
+        self.say = say
 
     def message(self, x_j: Tensor) -> Tensor:
-        return x_j + torch.randn_like(x_j)
+        return self.say(x_j)
+
+
+def _noisy(x: Tensor) -> Tensor:
+    return x + torch.randn_like(x)
 
 
 CONVS: dict[str, Callable[[int], MessagePassing]] = {
     'attention': lambda width: GATConv(width, 4, heads=2, dropout=0.5),
     'transformer': lambda width: TransformerConv(width, 4, dropout=0.5),
-    'sum': lambda width: _Noisy(),
-    'median': lambda width: _Noisy(aggr='median'),
+    'sum': lambda width: _Drawing(_noisy),
+    'median': lambda width: _Drawing(_noisy, 'median'),
 }
 
 
@@ -54,24 +60,10 @@ def test_later_draws_are_those_of_the_whole_graph(data: Data, name: str, mode: A
 def test_every_rank_draws_other_numbers(data: Data) -> None:
     """Also in the first chunk of a block, from equal states."""
     torch.manual_seed(4)
-    out = pyg_sar.DistributedDataParallel(_Noisy())(torch.zeros_like(data.x), data.edge_index)
-    drawn = pyg_sar.gather(out).flatten()
+    conv = pyg_sar.DistributedDataParallel(_Drawing(_noisy))
+    drawn = pyg_sar.gather(conv(torch.zeros_like(data.x), data.edge_index)).flatten()
     drawn = drawn[drawn != 0]  # a node without edges draws nothing
     assert drawn.unique().numel() == drawn.numel() > 0
-
-
-class _Drawing(MessagePassing):
-    """A message that a program may say."""
-
-    def __init__(self, say: Callable[[Tensor], Tensor], aggr: str) -> None:
-        super().__init__(aggr=aggr)
-        self.say = say
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_j: Tensor) -> Tensor:
-        return self.say(x_j)
 
 
 def _column(x: Tensor) -> Tensor:

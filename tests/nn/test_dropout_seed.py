@@ -13,20 +13,14 @@ from alike import cut_of
 from copied_modules import copied
 from few import few
 from hetero_graphs import hetero_graph
+from on_ranks import on_ranks
 from ranks import run_as_threads, run_ranks
+from shared import descend
 from small_graphs import assert_close, small_graph
+from sum_conv import SumConv
 from torch import Tensor
+from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    GAE,
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    HeteroConv,
-    MessagePassing,
-    SAGEConv,
-    TransformerConv,
-)
 from torch_geometric.utils import add_self_loops, dropout_edge, remove_self_loops
 
 import pyg_sar
@@ -35,7 +29,7 @@ from pyg_sar.utils import rng
 SEED = 5
 
 
-class Flow(MessagePassing):
+class Flow(pyg.MessagePassing):
     """Drops messages against the edges, and a median looks at all of them."""
 
     def __init__(self, aggr: str, flow: str) -> None:
@@ -56,12 +50,12 @@ class Net(torch.nn.Module):
         super().__init__()
         self.layers = torch.nn.ModuleList(
             [
-                GATConv(6, 4, heads=2, dropout=0.3),
-                TransformerConv(8, 4, heads=2, dropout=0.4, edge_dim=4),
-                GATv2Conv(8, 4, heads=2, dropout=0.2),
+                pyg.GATConv(6, 4, heads=2, dropout=0.3),
+                pyg.TransformerConv(8, 4, heads=2, dropout=0.4, edge_dim=4),
+                pyg.GATv2Conv(8, 4, heads=2, dropout=0.2),
                 Flow('sum', 'target_to_source'),
                 Flow('median', 'source_to_target'),
-                SAGEConv(8, 3),
+                pyg.SAGEConv(8, 3),
             ]
         )
         self.norm = torch.nn.BatchNorm1d(8)
@@ -96,20 +90,13 @@ class Run:
         return F.cross_entropy(self(model), self.data.y)
 
     def epochs(self, count: int) -> list[float]:
-        losses = []
-        for _ in range(count):
-            loss = self.loss()
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            losses.append(loss.item())
-        return losses
+        return descend(self.loss, self.optimizer, steps=count)
 
 
 class _Plain(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = GATConv(6, 4, heads=3, dropout=0.3), SAGEConv(12, 3)
+        self.first, self.second = pyg.GATConv(6, 4, heads=3, dropout=0.3), pyg.SAGEConv(12, 3)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
         x = F.dropout(x, 0.2, self.training)
@@ -136,18 +123,18 @@ def _check(found: list[list[float]], expected: list[float]) -> None:
         assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-10
 
 
+LAYOUTS = [(2, 2), (4, 4), (8, 8), (8, 1), (8, 2), (4, 2)]
+MODES = 'one_shot', 'sequential_no_remat'
+
+
 @pytest.mark.parametrize(
-    ('num_parts', 'num_ranks'), few([(2, 2), (4, 4), (8, 8), (8, 1), (8, 2), (4, 2)], 5)
+    ('parts', 'ranks', 'mode'),
+    [*few(((*each, 'sequential') for each in LAYOUTS), 5), *((2, 2, mode) for mode in MODES)],
 )
 def test_losses_do_not_depend_on_the_ranks(
-    expected: list[float], num_parts: int, num_ranks: int
+    expected: list[float], parts: int, ranks: int, mode: str
 ) -> None:
-    _check(run_as_threads(_losses, num_ranks, _root(num_parts)), expected)
-
-
-@pytest.mark.parametrize('mode', ['one_shot', 'sequential_no_remat'])
-def test_losses_do_not_depend_on_how_they_are_computed(expected: list[float], mode: str) -> None:
-    _check(run_as_threads(_losses, 2, _root(2), mode=mode), expected)
+    _check(run_as_threads(_losses, ranks, _root(parts), mode=mode), expected)
 
 
 def test_pieces_of_a_message_draw_what_the_whole_draws(
@@ -225,7 +212,7 @@ def test_masks_by_hand_in_plain_pyg(monkeypatch: pytest.MonkeyPatch) -> None:
 class _Ones(torch.nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
-        self.conv, self.p = SAGEConv(1, 1), p
+        self.conv, self.p = pyg.SAGEConv(1, 1), p
 
     def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
         return F.dropout(x, self.p, self.training), F.dropout(x, self.p, self.training)
@@ -257,10 +244,10 @@ class _Hetero(torch.nn.Module):
     def __init__(self, metadata: Any) -> None:
         super().__init__()
         convs = {
-            relation: GATConv((-1, -1), 4, heads=2, dropout=0.3, add_self_loops=False)
+            relation: pyg.GATConv((-1, -1), 4, heads=2, dropout=0.3, add_self_loops=False)
             for relation in metadata[1]
         }
-        self.conv = HeteroConv(convs)
+        self.conv = pyg.HeteroConv(convs)
         self.drop, self.out = torch.nn.Dropout(0.4), torch.nn.Linear(8, 3)
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
@@ -276,15 +263,9 @@ def _hetero_losses(root: str) -> list[float]:
     model = _Hetero(data.metadata()).double()
     model = pyg_sar.DistributedDataParallel(model, dropout_seed=3)
     x_dict = {key: data[key].x for key in ('paper', 'author', 'term')}
-    losses, optimizer = [], None
-    for _ in range(3):
-        loss = F.cross_entropy(model(x_dict, data.edge_index_dict), data['paper'].y)
-        optimizer = optimizer or torch.optim.Adam(model.parameters(), 0.01)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    y = data['paper'].y
+    return descend(lambda: F.cross_entropy(model(x_dict, data.edge_index_dict), y), optimizer)
 
 
 def test_heterogeneous() -> None:
@@ -297,10 +278,7 @@ def test_heterogeneous() -> None:
 # What cannot be drawn by id
 
 
-class _Noise(MessagePassing):
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
-
+class _Noise(SumConv):
     def message(self, x_j: Tensor) -> Tensor:
         return x_j * torch.rand_like(x_j)
 
@@ -310,8 +288,8 @@ class _Odd(torch.nn.Module):
 
     def __init__(self, what: str) -> None:
         super().__init__()
-        self.what, self.out = what, SAGEConv(4, 3)
-        self.conv = _Noise() if what == 'rand' else SAGEConv(6, 4)
+        self.what, self.out = what, pyg.SAGEConv(4, 3)
+        self.conv = _Noise() if what == 'rand' else pyg.SAGEConv(6, 4)
         self.weight = torch.nn.Parameter(torch.ones(7, 4))
         self.norms = torch.nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
 
@@ -357,21 +335,17 @@ def test_a_weight_drops_the_same_on_all_ranks() -> None:
         assert_close(found, expected)
 
 
-def _whole_and_parts(root: str) -> None:
-    data = pyg_sar.load_shard(root)
+@on_ranks(2, by='threads')
+def test_calls_from_outside_of_the_model_are_refused(data):
     torch.manual_seed(0)
-    model = pyg_sar.DistributedDataParallel(GAE(_Plain().double()), dropout_seed=1).module
+    model = pyg_sar.DistributedDataParallel(pyg.GAE(_Plain().double()), dropout_seed=1).module
     with pytest.raises(ValueError, match='call the model itself'):
         model.encode(data.x, data.edge_index)
     torch.manual_seed(0)
     inner = pyg_sar.DistributedDataParallel(_Plain().double(), dropout_seed=1)
-    model = pyg_sar.DistributedDataParallel(GAE(inner)).module
+    model = pyg_sar.DistributedDataParallel(pyg.GAE(inner)).module
     model.encode(data.x, data.edge_index).sum().backward()
     model.eval().encode(data.x, data.edge_index)
-
-
-def test_calls_from_outside_of_the_model_are_refused() -> None:
-    run_as_threads(_whole_and_parts, 2, _root(2))
 
 
 def test_batches_and_own_rows_are_refused() -> None:
@@ -385,10 +359,7 @@ def test_batches_and_own_rows_are_refused() -> None:
     assert len(run.epochs(1)) == 1
 
 
-class _InAggregation(_Noise):
-    def message(self, x_j: Tensor) -> Tensor:
-        return x_j
-
+class _InAggregation(SumConv):
     def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
         return F.dropout(super().aggregate(inputs, index, dim_size=dim_size), 0.5, self.training)
 
@@ -421,15 +392,6 @@ def test_seeds_that_differ_are_refused() -> None:
 # What programs do around a forward
 
 
-class _Cycle(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = GCNConv(6, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Any = None) -> Tensor:
-        return self.conv(F.dropout(x, 0.5, self.training), edge_index)
-
-
 def _ring() -> Data:
     """As many edges as nodes."""
     data, nodes = small_graph(), torch.arange(40)
@@ -437,8 +399,10 @@ def _ring() -> Data:
 
 
 def _cycle(root: str) -> Tensor:
+    layers = [(torch.nn.Dropout(0.5), 'x -> x'), (pyg.GCNConv(6, 3), 'x, e -> x')]
     torch.manual_seed(1)
-    return pyg_sar.gather(Run(root, _Cycle().double())()).detach()
+    model = pyg.Sequential('x, e, edge_attr', layers).double()
+    return pyg_sar.gather(Run(root, model)()).detach()
 
 
 def test_as_many_edges_as_nodes() -> None:
@@ -476,13 +440,9 @@ def test_what_programs_do_around_a_forward() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-class _OfData(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = SAGEConv(6, 3)
-
+class _OfData(_Plain):
     def forward(self, data: Any) -> Tensor:
-        return self.conv(F.dropout(data.x, 0.5, self.training), data.edge_index)
+        return super().forward(data.x, data.edge_index)
 
 
 def test_the_edge_index_inside_a_data() -> None:

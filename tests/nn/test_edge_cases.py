@@ -12,6 +12,7 @@ from alike import Wrap, assert_alike, cut_of, gradient, parallel, take_step
 from few import few
 from ranks import run_as_threads
 from small_graphs import assert_all_raise, attempt
+from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GraphConv, MessagePassing, SAGEConv
@@ -31,27 +32,22 @@ def _data(num_nodes: int, edges: list[tuple[int, int]], train: list[int] | None 
     )
 
 
+THIRDS = [0, 0, 0, 1, 1, 1, 2, 2, 2]
 RING = [(i, (i + 1) % 9) for i in range(9)]
 
 # Graph, part of every node.
 CASES: dict[str, tuple[Data, list[int]]] = {
-    'isolated node': (_data(9, [e for e in RING if 4 not in e]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
-    'empty block': (
-        _data(9, [(0, 1), (1, 3), (3, 4), (4, 5), (6, 7)]),
-        [0, 0, 0, 1, 1, 1, 2, 2, 2],
-    ),
-    'part without training node': (_data(9, RING, train=[0, 1, 5]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
-    'part without edges': (_data(9, [(6, 0), (7, 1), (0, 1)]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    'isolated node': (_data(9, [e for e in RING if 4 not in e]), THIRDS),
+    'empty block': (_data(9, [(0, 1), (1, 3), (3, 4), (4, 5), (6, 7)]), THIRDS),
+    'part without training node': (_data(9, RING, train=[0, 1, 5]), THIRDS),
+    'part without edges': (_data(9, [(6, 0), (7, 1), (0, 1)]), THIRDS),
     'part without nodes': (_data(9, RING), [0, 0, 0, 0, 2, 2, 2, 2, 2]),
     'repeated edges': (_data(9, RING + RING[2:5] + RING[3:4]), [0, 1, 2] * 3),
-    'self loops': (_data(9, [*RING, (2, 2), (5, 5), (5, 5)]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    'self loops': (_data(9, [*RING, (2, 2), (5, 5), (5, 5)]), THIRDS),
     'directed graph': (_data(9, [(i, j) for i in range(9) for j in range(i)]), [0, 1, 2] * 3),
-    'no edges at all': (_data(9, []), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    'no edges at all': (_data(9, []), THIRDS),
     'everything remote': (_data(6, [(0, 3), (1, 4), (3, 5), (5, 1)]), [0, 0, 0, 1, 2, 1]),
-    'one message into a part': (
-        _data(9, [(6, 0), (7, 0), (1, 3), (4, 6), (5, 7)]),
-        [0, 0, 0, 1, 1, 1, 2, 2, 2],
-    ),
+    'one message into a part': (_data(9, [(6, 0), (7, 0), (1, 3), (4, 6), (5, 7)]), THIRDS),
     'one node per part': (_data(3, [(0, 1), (1, 2), (2, 0), (0, 0)]), [0, 1, 2]),
 }
 
@@ -73,12 +69,12 @@ def _ring() -> Data:
     return data
 
 
-def _both_ways() -> Data:
-    return _data(9, [*RING, *((j, i) for i, j in RING)])
-
-
-def _dense() -> Data:
-    return _data(9, [(i, j) for i in range(9) for j in range(9) if (i * j) % 4 == 1 or i == j + 1])
+_both_ways = functools.partial(_data, 9, [*RING, *((j, i) for i, j in RING)])
+_dense = functools.partial(
+    _data, 9, [(i, j) for i in range(9) for j in range(9) if (i * j) % 4 == 1 or i == j + 1]
+)
+_sorted = functools.partial(_data, 9, sorted(RING + RING[::2], key=lambda edge: edge[1]))
+"""Masks are drawn by destination, which is the order of these edges."""
 
 
 def _graph(case: str) -> Data:
@@ -100,15 +96,8 @@ def _loss_and_gradients(data: Any, wrap: Wrap, name: str) -> dict[str, Any]:
 
 
 def _check(case: str, name: str, ranks: tuple[int, ...]) -> None:
-    assert_alike(
-        _loss_and_gradients,
-        name,
-        graph=GRAPHS[case],
-        cut=CASES[case][1],
-        ranks=ranks,
-        tolerance=1e-12,
-        rtol=0,
-    )
+    options = {'cut': CASES[case][1], 'ranks': ranks, 'tolerance': 1e-12, 'rtol': 0}
+    assert_alike(_loss_and_gradients, name, graph=GRAPHS[case], **options)
 
 
 @pytest.mark.parametrize('case', CASES)
@@ -122,7 +111,7 @@ def test_a_quantile_of_one_message() -> None:
     _check('one message into a part', 'SAGE median', (3,))
 
 
-class _Spare(MessagePassing):  # type: ignore[misc]
+class _Spare(SumConv):
     """A conv with a parameter that no message reads."""
 
     def __init__(self) -> None:
@@ -130,27 +119,20 @@ class _Spare(MessagePassing):  # type: ignore[misc]
         self.weight = torch.nn.Parameter(torch.ones(6))
         self.spare = torch.nn.Parameter(torch.ones(6))
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
-
     def message(self, x_j: Tensor) -> Tensor:
         return (x_j * self.weight).relu()
 
 
 def _of_spare(data: Any, wrap: Wrap) -> list[Any]:
+    """No gradient reaches a parameter, though one rank has no edges and waits for the others."""
     conv = _Spare().double()
     model = parallel(conv, wrap, mode='one_shot')
     model(data.x.requires_grad_(), data.edge_index).sum().backward()
     return [conv.weight.grad, conv.spare.grad]
 
 
-def test_a_parameter_that_no_rank_uses() -> None:
-    """No gradient reaches it, though one rank has no edges and waits for the others."""
-    case = 'part without edges'
-    assert_alike(_of_spare, graph=GRAPHS[case], cut=CASES[case][1], tolerance=1e-12)
-
-
 def _of_edge_features(data: Any, wrap: Wrap) -> list[Any]:
+    """Without edges GATConv's message leaves early; a tensor of all ranks gets its gradient."""
     conv = GATConv(6, 3, edge_dim=2, add_self_loops=False).double()
     model = parallel(conv, wrap, mode='one_shot')
     edge_attr = torch.arange(6.0, dtype=torch.float64).view(3, 2).requires_grad_()
@@ -159,17 +141,8 @@ def _of_edge_features(data: Any, wrap: Wrap) -> list[Any]:
     return [gradient(t) for t in (data.x, edge_attr, *conv.parameters())]
 
 
-def test_a_message_that_leaves_early() -> None:
-    """GATConv's does where there are no edges; a tensor that all ranks have gets its gradient."""
-    case = 'part without edges'
-    assert_alike(_of_edge_features, graph=GRAPHS[case], cut=CASES[case][1], tolerance=1e-12)
-
-
 class _Early(MessagePassing):  # type: ignore[misc]
     """A factor times x_j; without edges a result that depends on neither."""
-
-    def __init__(self) -> None:
-        super().__init__(aggr='sum')
 
     def forward(self, x: Tensor, edge_index: Tensor, w: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x, w=w)
@@ -188,9 +161,10 @@ def _of_a_factor(data: Any, wrap: Wrap) -> list[Any]:
     return [gradient(x), gradient(w)]
 
 
-def test_a_message_that_forgets_what_it_reads() -> None:
+@pytest.mark.parametrize('program', [_of_spare, _of_edge_features, _of_a_factor])
+def test_messages_on_a_rank_without_edges(program: Any) -> None:
     case = 'part without edges'
-    assert_alike(_of_a_factor, graph=GRAPHS[case], cut=CASES[case][1], tolerance=1e-12)
+    assert_alike(program, graph=GRAPHS[case], cut=CASES[case][1], tolerance=1e-12)
 
 
 def _with_learned_weights(root: str) -> str:
@@ -249,11 +223,6 @@ def test_backward_leaves_the_random_state_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def _sorted() -> Data:
-    """Masks are drawn by destination, which is the order of these edges."""
-    return _data(9, sorted(RING + RING[::2], key=lambda edge: edge[1]))
-
-
 def _dropped(data: Any, wrap: Wrap) -> list[Any]:
     conv = wrap(GATConv(6, 3, heads=2, dropout=0.5, add_self_loops=False).double())
     torch.manual_seed(3)
@@ -307,7 +276,7 @@ def _centred(data: Any, wrap: Wrap) -> list[Tensor]:
     return [conv(data.x, data.edge_index, of_nodes=each).detach() for each in (True, False)]
 
 
-@pytest.mark.parametrize('parts', [[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 0, 1, 1, 2, 2]])
+@pytest.mark.parametrize('parts', [THIRDS, [0, 0, 0, 0, 0, 1, 1, 2, 2]])
 def test_a_message_that_reads_all_nodes(parts: list[int]) -> None:
     """Also where all ranks have as many nodes; a weight is no such thing."""
     assert_alike(_centred, graph=_both_ways, cut=parts, tolerance=1e-12)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from alike import Wrap, assert_alike, cut_of, itself
+from alike import Wrap, assert_alike, cut_of, itself, take_step
 from ddp_model import make_model
 from on_ranks import on_ranks
 from ranks import run_once, run_ranks
-from small_graphs import assert_close, assign, attempt, small_graph
+from small_graphs import assign, attempt, small_graph
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as Torchs
 from torch_geometric.nn import LGConv
+from traffic import counted
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel
@@ -75,16 +75,15 @@ def _backward(data: Any, wrap: Wrap, loss: Any, has_unused: bool = False) -> lis
     return [p.grad for p in model.parameters()]
 
 
-OF_RANKS = [_loss_of_each_rank, _whole_and_own_factors, _values_without_gradient_on_a_rank]
-
-
-@pytest.mark.parametrize('loss', OF_RANKS)
-def test_losses_of_ranks(loss: Any) -> None:
-    assert_alike(_backward, loss)
-
-
-def test_a_parameter_in_the_loss_of_one_rank() -> None:
-    assert_alike(_backward, _parameter_in_the_loss_of_one_rank, True)
+@pytest.mark.parametrize(
+    ('loss', 'has_unused'),
+    [
+        *((_loss_of_each_rank, False), (_whole_and_own_factors, False)),
+        *((_values_without_gradient_on_a_rank, False), (_parameter_in_the_loss_of_one_rank, True)),
+    ],
+)
+def test_losses_of_ranks(loss: Any, has_unused: bool) -> None:
+    assert_alike(_backward, loss, has_unused)
 
 
 class Extra(torch.nn.Module):
@@ -101,9 +100,7 @@ class Extra(torch.nn.Module):
 
 
 def _of_extra(data: Any, wrap: Wrap) -> list[Any]:
-    model, x = wrap(Extra()), data.x.clone().requires_grad_()
-    model(x, data.edge_index).square().mean().backward()
-    return [x.grad, *(p.grad for p in model.parameters())]
+    return take_step(wrap(Extra()), data, loss=lambda out: out.square().mean())
 
 
 def test_a_parameter_of_the_rows_of_one_rank() -> None:
@@ -204,71 +201,51 @@ class Fails(torch.autograd.Function):
         raise ValueError('not today')
 
 
-def _failing_once(root: str) -> tuple[str, list[Tensor], int]:
+def _failing_once(data: Any, wrap: Wrap) -> list[Tensor]:
     """A backward that fails on all ranks after some parameters have their gradients."""
-    data = pyg_sar.load_shard(root)
-    model = DistributedDataParallel(make_model())
-    calls: list[Tensor] = []
+    model, calls = wrap(make_model()), list[Tensor]()
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(calls.append)
     out = model(Fails.apply(data.x.clone().requires_grad_()), data.edge_index)
-    outcome = attempt(out.square().mean().backward)
-    assert not calls
+    assert attempt(out.square().mean().backward) == 'ValueError: not today'
+    assert wrap is itself or not calls
+    calls.clear()
     model.zero_grad()
-    model(data.x, data.edge_index).square().mean().backward()
-    return outcome, [p.grad for p in model.parameters()], len(calls)
+    _out(data, model).square().mean().backward()
+    gradients = [p.grad for p in model.parameters()]
+    assert len(calls) == len(gradients)
+    return gradients
 
 
 def test_a_backward_that_failed_leaves_nothing_behind() -> None:
-    graph, model = small_graph(), make_model()
-    for _ in range(2):  # running statistics aside, the first does not count
-        model.zero_grad()
-        model(graph.x, graph.edge_index).square().mean().backward()
-    for outcome, gradients, num_calls in run_ranks(_failing_once, 3, cut_of(small_graph, 3)):
-        assert outcome == 'ValueError: not today'
-        assert num_calls == len(gradients)
-        for found, p in zip(gradients, model.parameters(), strict=True):
-            assert_close(found, p.grad, tolerance=1e-10)
-
-
-_SENDING = 'all_reduce', 'all_gather'
+    assert_alike(_failing_once, by='processes')
 
 
 def _counted(root: str) -> list[int]:
     """Messages of a loss, of backward inside no_sync, of backward; of rows that are centred."""
     data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model())
-    counts = []
-    sum_, gather = (mock.patch.object(dist, n, wraps=getattr(dist, n)) for n in _SENDING)
-    with sum_ as all_reduce, gather as all_gather:
-
-        def count() -> None:
-            counts.append(all_reduce.call_count + all_gather.call_count - sum(counts))
-
-        out = model.module.second(model.module.first(data.x, data.edge_index), data.edge_index)
-        counts.append(all_reduce.call_count + all_gather.call_count)
+    out = model.module.second(model.module.first(data.x, data.edge_index), data.edge_index)
+    with counted() as of_loss:
         loss = out.square().mean()
-        count()
-        with model.no_sync():
-            loss.backward(retain_graph=True)
-        count()
+    with model.no_sync(), counted() as without:
+        loss.backward(retain_graph=True)
+    with counted() as with_sum:
         loss.backward()
-        count()
-        head = DistributedDataParallel(torch.nn.Linear(6, 3).double())
-        for _ in range(3):  # a sum that followed before is announced
-            count()
-            hidden = head(data.x)
+    head = DistributedDataParallel(torch.nn.Linear(6, 3).double())
+    for _ in range(3):  # a sum that followed before is announced
+        hidden = head(data.x)
+        with counted() as forward:
             loss = (hidden - hidden.mean(0)).square().mean()
-            count()
+        with counted() as backward:
             loss.backward()
-            count()
-    return [*counts[:4], *counts[-2:]]
+    return [each.others for each in (of_loss, without, with_sum, forward, backward)]
 
 
 def test_one_reduction_per_backward() -> None:
     """And one by the mean in forward; a plain tensor that meets rows takes one in backward."""
-    for _, loss, without, with_sum, *centred in run_once(_counted, 3, cut_of(small_graph, 3)):
+    for loss, without, with_sum, *centred in run_once(_counted, 3, cut_of(small_graph, 3)):
         assert loss == 1
         assert with_sum == without + 2  # and the one that collectives begin with
         assert centred == [2, 2]
-    assert run_ranks(_counted, 1, cut_of(small_graph, 1))[0][1:] == [0] * 5
+    assert run_ranks(_counted, 1, cut_of(small_graph, 1)) == [[0] * 5]

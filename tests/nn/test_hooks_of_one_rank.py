@@ -18,7 +18,8 @@ from ranks import run_as_threads, run_ranks
 from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GAT, GCN, GraphSAGE, HeteroConv, SAGEConv
+from torch_geometric.nn import GAT, GCN, GraphSAGE, HeteroConv, SAGEConv, Sequential
+from two_types import two_types
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
@@ -26,39 +27,22 @@ from pyg_sar.comm.ranks import rank
 WITHIN = 60  # seconds; the timeout of the ranks is ten minutes
 
 
-class Hetero(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        kinds = [('a', 'to', 'b'), ('b', 'of', 'a')]
-        self.convs = torch.nn.ModuleList(
-            HeteroConv({kind: SAGEConv((6, 6), 6) for kind in kinds}) for _ in range(2)
-        )
-
-    def forward(self, x: Any, edges: Any) -> Any:
-        for conv in self.convs:
-            x = conv(x, edges)
-        return x
+def hetero() -> torch.nn.Module:
+    kinds = [('a', 'to', 'b'), ('b', 'of', 'a')]
+    convs = [HeteroConv({kind: SAGEConv((6, 6), 6) for kind in kinds}) for _ in range(2)]
+    return Sequential('x, edges', [(conv, 'x, edges -> x') for conv in convs])
 
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     'GAT': lambda: GAT(6, 8, 2, 3),
     'GCN': lambda: GCN(6, 8, 2, 3),
     'SAGE': lambda: GraphSAGE(6, 8, 2, 3),
-    'hetero': Hetero,
+    'hetero': hetero,
 }
 
 
-def _pairs() -> HeteroData:
-    out, draw = HeteroData(), torch.Generator().manual_seed(0)
-    for kind, size in (('a', 17), ('b', 12)):
-        out[kind].x = torch.randn(size, 6, generator=draw, dtype=torch.float64)
-    ends = torch.stack([torch.randint(n, (60,), generator=draw) for n in (17, 12)])
-    out['a', 'to', 'b'].edge_index, out['b', 'of', 'a'].edge_index = ends, ends.flip(0)
-    return out
-
-
 GRAPHS: dict[str, Callable[[], Any]] = {name: small_graph for name in MODELS}
-GRAPHS['hetero'] = _pairs
+GRAPHS['hetero'] = two_types
 
 
 def _loss(model: Any, data: Any) -> Tensor:
@@ -68,53 +52,41 @@ def _loss(model: Any, data: Any) -> Tensor:
     return F.cross_entropy(model(data.x, data.edge_index), data.y)
 
 
-class Notes:
-    """Hooks that note what they get."""
+def _watch(model: Any, kind: str, seen: list[Any]) -> None:
+    """Hooks that note what they get, and some that change it."""
+    warnings.simplefilter('ignore')  # no input of a first layer takes a gradient
 
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def gradient(self, grad: Tensor) -> None:
-        self.seen.append(grad.detach().clone())
-
-    def accumulated(self, p: Tensor) -> None:
-        self.seen.append(p.grad.clone())  # type: ignore[union-attr]
-
-    def halved(self, grad: Tensor) -> Tensor:
-        self.seen.append(grad.detach().clone())
-        return grad.clamp(-0.01, 0.01) / 2
-
-    def in_place(self, grad: Tensor) -> None:
+    def in_place(grad: Tensor) -> None:
         grad.mul_(0.5)
 
-    def module(self, *_: Any) -> None:
-        self.seen.append(1)
-
-    def watch(self, model: Any, kind: str) -> None:
-        warnings.simplefilter('ignore')  # no input of a first layer takes a gradient
-        for module in model.modules() if kind == 'modules' else ():
-            if type(module).__name__.endswith(('SAGEConv', 'GATConv', 'GCNConv')):
-                module.register_forward_hook(self.module)
-                module.register_full_backward_hook(self.module)
-                module.register_full_backward_pre_hook(self.module)
-        for p in model.parameters() if kind != 'modules' else ():
-            if kind == 'accumulated':
-                p.register_post_accumulate_grad_hook(self.accumulated)
-            else:
-                p.register_hook(getattr(self, kind))
+    hooks: dict[str, Callable[..., Any]] = {
+        'gradient': lambda grad: seen.append(grad.detach().clone()),
+        'accumulated': lambda p: seen.append(p.grad.clone()),
+        'halved': lambda grad: seen.append(grad.detach().clone()) or grad.clamp(-0.01, 0.01) / 2,
+        'in_place': in_place,
+        'modules': lambda *_: seen.append(1),
+    }
+    for module in model.modules() if kind == 'modules' else ():
+        if type(module).__name__.endswith(('SAGEConv', 'GATConv', 'GCNConv')):
+            module.register_forward_hook(hooks[kind])
+            module.register_full_backward_hook(hooks[kind])
+            module.register_full_backward_pre_hook(hooks[kind])
+    for p in model.parameters() if kind != 'modules' else ():
+        is_after = kind == 'accumulated'
+        (p.register_post_accumulate_grad_hook if is_after else p.register_hook)(hooks[kind])
 
 
 def _program(
     data: Any, wrap: Wrap, name: str, kind: str, when: str, on: Sequence[int] = (0, 1, 2)
 ) -> dict[str, Any]:
     """Gradients of four steps, and on ranks with hooks what they have seen, in any order."""
-    model, notes = MODELS[name]().double(), Notes()
+    model, seen = MODELS[name]().double(), list[Any]()
     has_hooks = wrap is itself or rank() in on
     if has_hooks and when == 'before':
-        notes.watch(model, kind)
+        _watch(model, kind, seen)
     model = wrap(model)
     if has_hooks and when == 'after':
-        notes.watch(model, kind)
+        _watch(model, kind, seen)
     found = []
     for step in range(4):
         if step != 2:  # gradients of the step before stay
@@ -122,7 +94,7 @@ def _program(
         _loss(model, data).backward()
         found += [p.grad.clone() for p in model.parameters()]
     size = lambda t: float(t.abs().sum()) if isinstance(t, Tensor) else 0.0  # noqa: E731
-    return {'gradients': found, 'seen': sorted(notes.seen, key=size)}
+    return {'gradients': found, 'seen': sorted(seen, key=size)}
 
 
 def _compare(name: str, size: int, by: str, *args: Any) -> None:

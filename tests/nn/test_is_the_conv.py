@@ -1,4 +1,4 @@
-"""SARConv(conv) is conv: what a program does to the conv afterwards is done to what computes."""
+"""SARConv(conv) is conv, DistributedDataParallel(model) the model: later changes count, too."""
 
 from __future__ import annotations
 
@@ -10,85 +10,58 @@ import pytest
 import torch
 from alike import Wrap, assert_alike, assert_same, cut_of, itself, leaves, take_step
 from few import few
+from object_programs import HasModule, Net
+from on_ranks import on_ranks
 from small_graphs import small_graph
 from torch import Tensor
-from torch_geometric.nn import (
-    APPNP,
-    ChebConv,
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    MessagePassing,
-    SAGEConv,
-    aggr,
-)
+from torch.nn import Parameter
+from torch.nn.utils import parametrizations, parametrize
+from torch_geometric import nn as pyg
 from torch_geometric.nn.models import GCN
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, SARConv
 
 
-def _no_self_loops(conv: Any) -> None:
-    conv.add_self_loops = False
+def _sage() -> Any:
+    return pyg.SAGEConv(6, 4)
 
 
-def _more_hops(conv: Any) -> None:
-    conv.K = 3
-
-
-def _steeper(conv: Any) -> None:
-    conv.negative_slope = 0.9
-
-
-def _another_layer(conv: Any) -> None:
+def _drawn(make: Callable[[], Any]) -> Any:
     torch.manual_seed(7)
-    conv.lin_l = torch.nn.Linear(6, 4).double()
+    return make().double()
 
 
-def _another_aggregation(conv: Any) -> None:
-    conv.aggr_module = aggr.MaxAggregation()
-
-
-def _against_the_edges(conv: Any) -> None:
-    conv.flow = 'target_to_source'
-
-
-def _another_message(conv: Any) -> None:
-    conv.message = lambda x_j: x_j.relu() ** 2
-
-
-def _nothing_cached(conv: Any) -> None:
-    conv._cached_edge_index = None
-    conv.improved = True
-
-
-def _another_weight(conv: Any) -> None:
-    torch.manual_seed(7)
-    with torch.no_grad():
-        conv.lin_l.weight = torch.nn.Parameter(torch.randn(4, 6).double())
-
-
-CHANGES: dict[str, tuple[Callable[[], MessagePassing], Callable[[Any], None]]] = {
-    'add_self_loops': (lambda: GCNConv(6, 4), _no_self_loops),
-    'K': (lambda: APPNP(2, 0.1), _more_hops),
-    'negative_slope': (lambda: GATConv(6, 4), _steeper),
-    'lin_l': (lambda: SAGEConv(6, 4), _another_layer),
-    'aggr_module': (lambda: SAGEConv(6, 4), _another_aggregation),
-    'flow': (lambda: SAGEConv(6, 4), _against_the_edges),
-    'message': (lambda: SAGEConv(6, 4), _another_message),
-    'cache': (lambda: GCNConv(6, 4, cached=True), _nothing_cached),
-    'weight': (lambda: SAGEConv(6, 4), _another_weight),
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
+    'add_self_loops': (lambda: pyg.GCNConv(6, 4), lambda: {'add_self_loops': False}),
+    'K': (lambda: pyg.APPNP(2, 0.1), lambda: {'K': 3}),
+    'negative_slope': (lambda: pyg.GATConv(6, 4), lambda: {'negative_slope': 0.9}),
+    'lin_l': (_sage, lambda: {'lin_l': _drawn(lambda: torch.nn.Linear(6, 4))}),
+    'aggr_module': (_sage, lambda: {'aggr_module': pyg.aggr.MaxAggregation()}),
+    'flow': (_sage, lambda: {'flow': 'target_to_source'}),
+    'message': (_sage, lambda: {'message': lambda x_j: x_j.relu() ** 2}),
+    'cache': (
+        lambda: pyg.GCNConv(6, 4, cached=True),
+        lambda: {'_cached_edge_index': None, 'improved': True},
+    ),
+    'weight': (
+        _sage,
+        lambda: {'lin_l.weight': Parameter(_drawn(lambda: torch.randn(4, 6)))},
+    ),
 }
+"""A conv, and attributes that it gets later."""
 
 
 def _changed(data: Any, wrap: Wrap, name: str, before: bool) -> list[Any]:
     """Output and gradients of a conv that was changed, before its first forward or after it."""
-    make, change = CHANGES[name]
+    make, attributes = CHANGES[name]
     torch.manual_seed(1)
     conv = wrap(make().double())
     if not before:
         conv(data.x, data.edge_index)
-    change(conv)
+    for path, value in attributes().items():
+        owner, _, attribute = path.rpartition('.')
+        setattr(conv.get_submodule(owner), attribute, value)
     ids = data.n_id if 'n_id' in data else torch.arange(data.num_nodes)
     factors = torch.linspace(-1, 1, 40).double()[ids, None]
     return take_step(conv, data, loss=lambda out: (out * factors).sum())
@@ -107,19 +80,19 @@ def test_attributes_set_later_on_a_plain_graph(name: str) -> None:
 
 
 def test_the_object_and_its_class():
-    conv = GATConv(6, 4, heads=2)
+    conv = pyg.GATConv(6, 4, heads=2)
     parameters = dict(conv.named_parameters())
     sar = SARConv(conv, mode='one_shot')
     assert sar is conv
-    assert isinstance(sar, GATConv)
+    assert isinstance(sar, pyg.GATConv)
     assert isinstance(sar, SARConv)
     for name in ('__name__', '__qualname__', '__module__', '__doc__'):
-        assert getattr(type(sar), name) == getattr(GATConv, name)
-    assert type(sar).__mro__[1:3] == (SARConv, GATConv)
-    assert type(SARConv(GATConv(6, 4))) is type(sar)
+        assert getattr(type(sar), name) == getattr(pyg.GATConv, name)
+    assert type(sar).__mro__[1:3] == (SARConv, pyg.GATConv)
+    assert type(SARConv(pyg.GATConv(6, 4))) is type(sar)
     assert dict(sar.named_parameters()) == parameters
     assert list(sar.state_dict()) == list(parameters)
-    assert type(type(sar)(6, 4)) is GATConv
+    assert type(type(sar)(6, 4)) is pyg.GATConv
 
 
 LOAD = """
@@ -146,28 +119,67 @@ def test_a_saved_model_in_another_process(tmp_path):
     torch.testing.assert_close(torch.load(tmp_path / 'out.pt'), want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize('make', [GCNConv, GATConv, GATv2Conv, lambda i, o: ChebConv(i, o, 2)])
-def test_parametrized(make):
-    """Spectral norm puts another class on top of a layer, parametrize on top of the conv."""
-    from torch.nn.utils import parametrizations, parametrize
+class Double(torch.nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
 
-    class Double(torch.nn.Module):
-        def forward(self, weight: Tensor) -> Tensor:
-            return 2 * weight
 
+def _parametrized(data: Any, wrap: Wrap, make: Any) -> list[Tensor]:
     torch.manual_seed(1)
-    plain = make(6, 4).double()
-    layer = next(m for m in plain.modules() if type(m).__name__ == 'Linear')
+    conv = make(6, 4).double()
+    layer = next(m for m in conv.modules() if type(m).__name__ == 'Linear')
     parametrizations.spectral_norm(layer)
-    plain.eval()
-    sar = SARConv(copy.deepcopy(plain))
-    for conv in (plain, sar):
-        parametrize.register_parametrization(conv, 'bias', Double())
-        with torch.no_grad():
-            conv.parametrizations.bias.original.fill_(0.5)
-    graph, data = small_graph(), pyg_sar.load_shard(cut_of(small_graph, 2))
-    want = plain(graph.x, graph.edge_index)[data.n_id]
-    torch.testing.assert_close(sar(data.x, data.edge_index), want, rtol=1e-10, atol=1e-10)
-    again = copy.deepcopy(sar)
-    assert isinstance(again, SARConv)
-    torch.testing.assert_close(again(data.x, data.edge_index), want, rtol=1e-10, atol=1e-10)
+    conv = wrap(conv.eval())
+    parametrize.register_parametrization(conv, 'bias', Double())
+    with torch.no_grad():
+        conv.parametrizations.bias.original.fill_(0.5)
+    again = copy.deepcopy(conv)
+    assert wrap is itself or isinstance(again, SARConv)
+    return [each(data.x, data.edge_index).detach() for each in (conv, again)]
+
+
+MAKES = [pyg.GCNConv, pyg.GATConv, pyg.GATv2Conv, lambda i, o: pyg.ChebConv(i, o, 2)]
+
+
+@pytest.mark.parametrize('make', MAKES)
+def test_parametrized(make: Any) -> None:
+    """Spectral norm puts another class on top of a layer, parametrize on top of the conv."""
+    assert_alike(_parametrized, make, ranks=(1,), parts=2)
+
+
+# Models; programs that use them in every way: tests/programs/object_programs.py
+
+
+def test_the_model_and_its_class() -> None:
+    model = Net()
+    keys = list(model.state_dict())
+    made = DistributedDataParallel(model)
+    assert made is model
+    assert isinstance(made, DistributedDataParallel)
+    assert made.module is made
+    assert list(made.state_dict()) == keys
+    for name in ('__name__', '__qualname__', '__module__', '__doc__'):
+        assert getattr(type(made), name) == getattr(Net, name)
+    assert type(type(made)(4)) is Net
+    assert type(made) is type(DistributedDataParallel(Net()))
+    assert made is DistributedDataParallel(made)
+    other = HasModule()
+    assert DistributedDataParallel(other).module is other._modules['module']
+
+
+def test_a_model_of_torchscript_is_refused() -> None:
+    with pytest.warns((DeprecationWarning, FutureWarning)):  # of torch 2.13, and later ones
+        script = torch.jit.script(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r'without torch\.jit'):
+        DistributedDataParallel(script)
+
+
+@pytest.mark.filterwarnings('ignore::FutureWarning')
+@on_ranks(by='threads')
+def test_a_trace_is_refused_on_all_ranks(data):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net().double())
+    for each in (model, model.conv):
+        with pytest.raises(ValueError, match=r"'torch.jit.trace' of rows.*trace the plain model"):
+            torch.jit.trace(each, (data.x, data.edge_index))
+    model.loss(data).backward()  # the ranks go on

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,19 +13,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, cut_of
+from alike import Wrap, assert_alike, assert_same, cut_of
 from few import few
 from on_ranks import on_threads
 from ranks import run_as_threads
-from small_graphs import assert_close, small_graph
+from shared import descend
+from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv, SAGEConv
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
-
-LR, EPOCHS = 0.05, 3
 
 
 class Net(torch.nn.Module):
@@ -52,16 +52,11 @@ def _first_values(data: Any, seed: int) -> dict[str, Tensor]:
 
 
 def _train(model: Any, data: Any) -> list[float]:
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    losses = []
-    for _ in range(EPOCHS):
+    def loss() -> Tensor:
         out = model(data.x, data.edge_index)
-        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+        return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+
+    return descend(loss, torch.optim.Adam(model.parameters(), lr=0.05))
 
 
 def _on_ranks(root: str, how: str) -> Any:
@@ -91,8 +86,7 @@ def test_as_plain_pyg_after_its_dry_run(how, world_size):
     root = cut_of(small_graph, 3)
     for losses, state in run_as_threads(_on_ranks, world_size, root, how):
         assert losses == pytest.approx(want, abs=1e-10, rel=0)
-        for name, value in model.state_dict().items():
-            assert_close(state[name], value, tolerance=1e-9)
+        assert_same(state, model.state_dict(), tolerance=1e-9)
 
 
 def _loaded(data: Any, wrap: Wrap) -> Tensor:
@@ -126,30 +120,14 @@ class Pair(NamedTuple):
     name: str
 
 
-def _dict(data: Any) -> Any:
-    return {'x': data.x}
-
-
-def _nested(data: Any) -> Any:
-    return Pair(OrderedDict(x=data.x), 'a')
-
-
-def _data(data: Any) -> Any:
-    return Data(x=data.x)
-
-
-def _hetero(data: Any) -> Any:
-    out = HeteroData()
-    out['node'].x = data.x
-    return out
-
-
-def _dataclass(data: Any) -> Any:
-    return Batch(data.x, [data.x])
-
-
-def _tensor(data: Any) -> Any:
-    return data.x.clone()
+GIVEN: dict[str, Callable[[Any], Any]] = {
+    'dict': lambda data: {'x': data.x},
+    'nested': lambda data: Pair(OrderedDict(x=data.x), 'a'),
+    'data': lambda data: Data(x=data.x),
+    'hetero': lambda data: HeteroData({'node': {'x': data.x}}),
+    'dataclass': lambda data: Batch(data.x, [data.x]),
+    'tensor': lambda data: data.x.clone(),
+}
 
 
 class Writing(torch.nn.Module):
@@ -214,7 +192,7 @@ class Writing(torch.nn.Module):
         return x * drawn
 
 
-def _steps(data: Any, wrap: Wrap, make: Any) -> list[Any]:
+def _steps(data: Any, wrap: Wrap, kind: str) -> list[Any]:
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     random.seed(0)
@@ -222,7 +200,7 @@ def _steps(data: Any, wrap: Wrap, make: Any) -> list[Any]:
     model = wrap(net)
     found: list[Any] = []
     for _ in range(2):
-        given = make(data)
+        given = GIVEN[kind](data)
         out = model(given, data.edge_index)
         loss = F.cross_entropy(out, data.y)
         model.zero_grad()
@@ -232,6 +210,6 @@ def _steps(data: Any, wrap: Wrap, make: Any) -> list[Any]:
     return [*found, *net.buffers(), torch.rand(())]
 
 
-@pytest.mark.parametrize('make', [_dict, _nested, _data, _hetero, _dataclass, _tensor])
-def test_the_first_step_is_that_of_plain_pyg(make: Any) -> None:
-    assert_alike(_steps, make, ranks=(3, 1), tolerance=1e-9)
+@pytest.mark.parametrize('kind', GIVEN)
+def test_the_first_step_is_that_of_plain_pyg(kind: str) -> None:
+    assert_alike(_steps, kind, ranks=(3, 1), tolerance=1e-9)

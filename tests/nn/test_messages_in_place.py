@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, gradient, parallel
+from alike import Wrap, assert_alike, gradient, parallel, take_step
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import scatter, softmax
@@ -15,57 +15,43 @@ from torch_geometric.utils import scatter, softmax
 N, E, WIDTH = 20, 70, 4
 
 
-def _scaled(c: Any, m: dict[str, Any]) -> Any:
+def _scaled(m: dict[str, Any]) -> Any:
     out = m['v_j']
     out *= (m['q_i'] * m['q_j']).sum(-1, keepdim=True).sigmoid()
     return out
 
 
-def _attended(c: Any, m: dict[str, Any]) -> Any:
+def _attended(m: dict[str, Any]) -> Any:
     alpha = softmax((m['q_i'] * m['q_j']).sum(-1), m['index'], m['ptr'], m['size_i'])
     out = m['v_j']
     out *= alpha.view(-1, 1)
     return out
 
 
-def _added(c: Any, m: dict[str, Any]) -> Any:
+def _added(m: dict[str, Any]) -> Any:
     m['v_j'] += m['e']
     return m['v_j'].relu_()
 
 
-def _masked(c: Any, m: dict[str, Any]) -> Any:
+def _masked(m: dict[str, Any]) -> Any:
     m['v_j'][m['v_j'] > 0.5] = 0
     return m['v_j']
 
 
-def _both_ends(c: Any, m: dict[str, Any]) -> Any:
-    m['q_i'].mul_(2).add_(m['v_j'])
-    return m['q_i'] - m['q_j']  # q_j is as it was
-
-
-def _twice_the_same(c: Any, m: dict[str, Any]) -> Any:
-    m['v_j'].mul_(3)
-    return m['v_j'] + m['w_j']  # of the same rows
-
-
-def _of_edges(c: Any, m: dict[str, Any]) -> Any:
+def _of_edges(m: dict[str, Any]) -> Any:
     m['n'] += m['v_j'].detach()
     return m['n'].clone() * m['v_j']
 
 
-def _median(c: Any, m: dict[str, Any]) -> Any:
-    return m['v_j'].mul_(2)
-
-
-MESSAGES: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], Any]] = {
+MESSAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], Any]] = {
     'scaled': (_scaled, 'sum'),
     'attended': (_attended, 'sum'),
     'added': (_added, 'mean'),
     'masked': (_masked, 'max'),
-    'both ends': (_both_ends, 'sum'),
-    'twice the same': (_twice_the_same, 'sum'),
+    'both ends': (lambda m: m['q_i'].mul_(2).add_(m['v_j']) - m['q_j'], 'sum'),
+    'twice the same': (lambda m: m['v_j'].mul_(3) + m['w_j'], 'sum'),
     'of edges': (_of_edges, 'sum'),
-    'median': (_median, 'median'),
+    'median': (lambda m: m['v_j'].mul_(2), 'median'),
 }
 
 
@@ -94,7 +80,7 @@ class InPlace(MessagePassing):
         size_i: Any,
     ) -> Any:
         given = {k: v for k, v in locals().items() if k not in ('self', '__class__')}
-        return self.of_edge(self, given)
+        return self.of_edge(given)
 
 
 class OwnAggregation(MessagePassing):
@@ -184,10 +170,7 @@ class ChangesWhole(InPlace):
 
 
 def _with_a_table(data: Any, wrap: Wrap) -> list[Any]:
-    conv = wrap(ChangesWhole('scaled').double())
-    out = conv(data.x, data.edge_index, None, None)
-    out.square().sum().backward()
-    return [out.detach(), *(p.grad for p in conv.parameters())]
+    return take_step(wrap(ChangesWhole('scaled').double()), data, None, None)
 
 
 def test_what_all_edges_read_changes_once() -> None:

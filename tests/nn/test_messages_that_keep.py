@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, cut_of, itself, take_step
+from alike import Wrap, assert_alike, cut_of, take_step
 from graphs import awkward_graph
 from ranks import run_as_threads
+from sum_conv import SumConv
 from torch import Tensor
 from torch.autograd import Function
 from torch_geometric.nn import MessagePassing, SumAggregation
@@ -52,32 +53,16 @@ class Keeping(MessagePassing):
         return out if changed is None else changed
 
 
-def _mean(conv: Any, gate: Tensor, out: Tensor) -> None:
-    conv.mean = gate.mean()
-
-
-def _new(conv: Any, gate: Tensor, out: Tensor) -> None:
-    conv.new = gate.square().mean()
-
-
-def _sums(conv: Any, gate: Tensor, out: Tensor) -> None:
-    conv.sums.append(gate.sum())
-
-
-def _by_name(conv: Any, gate: Tensor, out: Tensor) -> None:
-    conv.by_name['mean'] = gate.mean()
-
-
-def _a_new_dict(conv: Any, gate: Tensor, out: Tensor) -> None:
-    conv.by_name = {'mean': gate.mean().detach()}
-
-
 def _count(conv: Any, gate: Tensor, out: Tensor) -> None:
     conv.count += gate.size(0)
 
 
 def _running(conv: Any, gate: Tensor, out: Tensor) -> None:
     conv.running.mul_(0.9).add_(gate.detach().mean())
+
+
+def _draw_by_numpy(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
+    return out * float(np.random.rand()) * random.random() * conv.generator.random()  # noqa: NPY002
 
 
 def _count_elsewhere(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
@@ -91,16 +76,20 @@ def _count_inside(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
     return out * conv.lin.calls
 
 
-def _draw_by_numpy(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
-    return out * float(np.random.rand()) * random.random() * conv.generator.random()  # noqa: NPY002
-
-
-def _nothing(conv: Any, gate: Tensor, out: Tensor) -> None:
-    pass
-
-
-def _depends_on_the_number(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
-    return out if gate.size(0) < 100 else 2 * out
+KEEPS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
+    'nothing': lambda conv, gate, out: None,
+    'mean': lambda conv, gate, out: setattr(conv, 'mean', gate.mean()),
+    'new': lambda conv, gate, out: setattr(conv, 'new', gate.square().mean()),
+    'sums': lambda conv, gate, out: conv.sums.append(gate.sum()),
+    'by name': lambda conv, gate, out: conv.by_name.update(mean=gate.mean()),
+    'a new dict': lambda conv, gate, out: setattr(conv, 'by_name', {'mean': gate.mean().detach()}),
+    'count': _count,
+    'running': _running,
+    'count elsewhere': _count_elsewhere,
+    'count inside': _count_inside,
+    'drawn by NumPy': _draw_by_numpy,
+    'by the number': lambda conv, gate, out: out if gate.size(0) < 100 else 2 * out,
+}
 
 
 class AskingSum(SumAggregation):
@@ -111,11 +100,11 @@ class AskingSum(SumAggregation):
         return out if x.size(0) else out + 1
 
 
-def _steps(data: Any, wrap: Wrap, keep: Any, aggr: Any = 'add', hooks: bool = False) -> list[Any]:
+def _steps(data: Any, wrap: Wrap, keep: str, aggr: Any = 'add', hooks: bool = False) -> list[Any]:
     """Losses of kept values, too; gradients, buffers, counts, and what is drawn afterwards."""
     np.random.seed(0)  # noqa: NPY002
     random.seed(0)
-    conv: Any = Keeping(keep, aggr() if isinstance(aggr, type) else aggr).double()
+    conv: Any = Keeping(KEEPS[keep], aggr() if isinstance(aggr, type) else aggr).double()
     model, hooked = wrap(conv), list[Tensor]()
     if hooks:
         conv.gate.register_forward_hook(lambda module, args, out: hooked.append(out.sum()))
@@ -139,31 +128,24 @@ def _steps(data: Any, wrap: Wrap, keep: Any, aggr: Any = 'add', hooks: bool = Fa
     return found
 
 
-KEEPS = [_mean, _new, _sums, _by_name, _a_new_dict, _count, _running]
-COUNTS = [_count_elsewhere, _count_inside, _draw_by_numpy]
-
-
-@pytest.mark.parametrize('keep', [*KEEPS, *COUNTS, _depends_on_the_number])
-def test_kept_of_all_edges(keep: Any) -> None:
+@pytest.mark.parametrize('keep', list(KEEPS)[1:])
+def test_kept_of_all_edges(keep: str) -> None:
     assert_alike(_steps, keep, graph=awkward_graph, cut=CUT, ranks=(3, 1))
 
 
-def test_hooks_and_aggregations_see_one_call_of_all_edges() -> None:
-    assert_alike(_steps, _nothing, 'add', True, graph=awkward_graph, cut=CUT)
-    assert_alike(_steps, _nothing, AskingSum, graph=awkward_graph, cut=CUT)
+@pytest.mark.parametrize('options', [('add', True), (AskingSum,)], ids=['hooks', 'aggregation'])
+def test_hooks_and_aggregations_see_one_call_of_all_edges(options: Any) -> None:
+    assert_alike(_steps, 'nothing', *options, graph=awkward_graph, cut=CUT)
 
 
-@pytest.mark.parametrize('keep', [_depends_on_the_number, _count_elsewhere])
-def test_with_an_aggregation_that_needs_all_edges_of_a_node(keep: Any) -> None:
+@pytest.mark.parametrize('keep', ['by the number', 'count elsewhere'])
+def test_with_an_aggregation_that_needs_all_edges_of_a_node(keep: str) -> None:
     with pytest.raises(ValueError, match='rows that are spread over the ranks'):
         assert_alike(_steps, keep, 'median', graph=awkward_graph, cut=CUT)
 
 
-class OfNodes(MessagePassing):
+class OfNodes(SumConv):
     """A message that asks how many nodes there are."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
 
     def message(self, x_j: Tensor, size_i: int) -> Tensor:
         return x_j if size_i > 30 else -x_j
@@ -171,10 +153,6 @@ class OfNodes(MessagePassing):
 
 def _of_nodes(data: Any, wrap: Wrap) -> Tensor:
     return wrap(OfNodes())(data.x, data.edge_index)
-
-
-def test_the_number_of_nodes() -> None:
-    assert_alike(_of_nodes, graph=awkward_graph, cut=CUT)
 
 
 def _blocks(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
@@ -206,7 +184,7 @@ def test_prints_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def _seen(data: Any, wrap: Wrap) -> list[int]:
-    conv: Any = Keeping(_nothing).double()
+    conv: Any = Keeping(KEEPS['nothing']).double()
     seen: list[int] = []
     model = wrap(conv)
     for register in (
@@ -217,12 +195,14 @@ def _seen(data: Any, wrap: Wrap) -> list[int]:
     ):
         register(lambda *args: seen.append(len(args)))
     model(data.x, data.edge_index, data.edge_weight).sum().backward()
+    assert seen
     return seen
 
 
-def test_hooks_see_one_call() -> None:
-    assert_alike(_seen, graph=awkward_graph, cut=CUT)
-    assert itself(_seen(awkward_graph(), itself))
+@pytest.mark.parametrize('program', [_of_nodes, _seen])
+def test_what_is_seen(program: Any) -> None:
+    """The number of nodes, and by hooks one call."""
+    assert_alike(program, graph=awkward_graph, cut=CUT)
 
 
 # Changes of gradients inside of a message

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-from pathlib import Path
+import random
 from typing import Any
 
 import pytest
 import torch
+from alike import Wrap, assert_alike, cut_of
 from conv_case import make
 from conv_graphs import GRAPHS
 from exact import Result, reference, run_case, step
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 from torch_geometric.nn import models as M
 from unsupervised_cases import CASES as UNSUPERVISED_CASES
+from unsupervised_cases import given_of
 
 import pyg_sar
 
@@ -91,31 +93,28 @@ def test_exact_in_one_process(roots: Roots, name: str) -> None:
     _check([_run([name], roots['random'], {})])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('cut', ['metis', 'random', 'unequal'])
-def test_exact_on_processes(roots: Roots, cut: str) -> None:
-    _check(run_ranks(_run, 3, NAMES, roots[cut], {}, timeout=500))
+PROCESSES: list[tuple[int, str, dict[str, Any]]] = [
+    *((3, cut, {}) for cut in ('metis', 'random', 'unequal')),
+    *((3, 'metis', {'mode': mode}) for mode in ('sequential_no_remat', 'one_shot')),
+    *((size, 'random', {}) for size in (2, 4)),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('mode', ['sequential_no_remat', 'one_shot'])
-def test_exact_in_the_other_modes(roots: Roots, mode: str) -> None:
-    _check(run_ranks(_run, 3, NAMES, roots['metis'], {'mode': mode}, timeout=500))
+@pytest.mark.parametrize(('world_size', 'cut', 'how'), PROCESSES)
+def test_exact_on_processes(roots: Roots, world_size: int, cut: str, how: dict[str, Any]) -> None:
+    _check(run_ranks(_run, world_size, NAMES, roots[cut], how, timeout=500))
+
+
+@pytest.mark.slow
+def test_all_in_one_process(roots: Roots) -> None:
+    _check([_run(NAMES, roots['random'], {})])
 
 
 @pytest.mark.slow
 def test_one_shot_without_data_parallel(roots: Roots) -> None:
     how = {'mode': 'one_shot', 'form': 'wrapped'}
     _check(run_as_threads(_run, 3, ['hetero: GAT'], roots['unequal'], how))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('world_size', [1, 2, 4])
-def test_exact_on_other_numbers_of_ranks(roots: Roots, world_size: int) -> None:
-    if world_size == 1:
-        _check([_run(NAMES, roots['random'], {})])
-    else:
-        _check(run_ranks(_run, world_size, NAMES, roots['random'], {}, timeout=500))
 
 
 @pytest.mark.parametrize('name', REFUSED)
@@ -180,7 +179,72 @@ def _other_relation(root: str) -> str:
     return attempt(conv, (data['author'].x, data['paper'].x), data[rel].edge_index)
 
 
-def test_ranks_that_walk_different_relations_raise(tmp_path: Path) -> None:
-    pyg_sar.partition_graph(hetero_graph(), 2, tmp_path / 'parts')
-    outcomes = run_as_threads(_other_relation, 2, str(tmp_path / 'parts'))
+def test_ranks_that_walk_different_relations_raise() -> None:
+    outcomes = run_as_threads(_other_relation, 2, cut_of(hetero_graph, 2, 'metis'))
     assert_all_raise(outcomes, 'ValueError', 'author__writes__paper', 'author__reviews__paper')
+
+
+# Scores, recommendations and negative edges of unsupervised models: those of plain PyG
+
+
+def _scores(root: str) -> None:
+    plain, whole = make(ALL['GAE']), given_of(awkward_graph())
+    with torch.no_grad():
+        z = plain.encode(whole.data.x, whole.data.edge_index)
+        want = plain.test(z, whole.pos, whole.neg)
+    model = pyg_sar.DistributedDataParallel(make(ALL['GAE']))
+    given = given_of(pyg_sar.load_shard(root))
+    with torch.no_grad():
+        z = model.encode(given.data.x, given.data.edge_index)
+        assert model.test(z, given.pos, given.neg) == pytest.approx(want, abs=1e-12)
+        z_plain = plain.encode(whole.data.x, whole.data.edge_index)
+        of_edges = plain.test(z_plain, whole.data.edge_index, whole.neg)
+        got = model.test(z, pyg_sar.gather(given.data.edge_index), given.neg)
+        assert got == pytest.approx(of_edges, abs=1e-12)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    infomax, y = (
+        pyg_sar.DistributedDataParallel(make(ALL['DeepGraphInfomax'])),
+        whole.data.y,
+    )
+    want = infomax.test(whole.data.x, y, whole.data.x[:9], y[:9])
+    data = given.data
+    x, y = pyg_sar.gather(data.x), pyg_sar.gather(data.y)
+    assert infomax.test(x, y, x[:9], y[:9]) == pytest.approx(want)
+
+
+@pytest.mark.parametrize('kind', ['uneven', 'empty part'])
+def test_scores(kind: str) -> None:
+    run_as_threads(_scores, 3, cut_of(awkward_graph, 3, kind))
+
+
+def _recommended(root: str) -> None:
+    graph, data = awkward_graph(), pyg_sar.load_shard(root)
+    plain, wrapped = (make(ALL['LightGCN links']) for _ in range(2))
+    model = pyg_sar.DistributedDataParallel(wrapped)
+    if pyg_sar.comm.ranks.world_size() == 1:
+        want = plain.recommend(graph.edge_index, k=3)
+        assert torch.equal(model.recommend(data.edge_index, k=3), want)
+    else:
+        with pytest.raises(ValueError, match="'matmul'"):
+            model.recommend(data.edge_index, k=3)
+    some = {'src_index': torch.tensor([7, 3]), 'dst_index': torch.arange(5, 20)}
+    want = plain.recommend(graph.edge_index, k=2, **some)
+    assert torch.equal(model.recommend(data.edge_index, k=2, **some), want)
+    assert torch.equal(model.recommend(graph.edge_index, k=2, **some), want)
+
+
+def test_recommendations_are_ids_of_the_whole_graph() -> None:
+    root = cut_of(awkward_graph, 3, 'empty part')
+    run_as_threads(_recommended, 3, root)
+    _recommended(root)
+
+
+def _negatives_by_itself(data: Any, wrap: Wrap) -> Tensor:
+    model = wrap(make(ALL['GAE']))
+    random.seed(5)  # what negative_sampling of PyG draws from
+    return model.recon_loss(model.encode(data.x, data.edge_index), data.edge_index).detach()
+
+
+def test_negative_edges_by_itself() -> None:
+    assert_alike(_negatives_by_itself, graph=awkward_graph, ranks=(1, 3), tolerance=1e-12)

@@ -8,25 +8,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import alike
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from alike import (
-    Wrap,
-    assert_alike,
-    assert_same,
-    cut_of,
-    itself,
-    leaves,
-    on_ranks,
-    on_whole_graph,
-    whole,
-)
+from alike import Wrap, assert_alike, assert_same, cut_of, itself, on_ranks, on_whole_graph
 from copied_modules import copied
 from few import few
 from hetero_graphs import assignment, hetero_graph
+from on_ranks import on_ranks as of_every_rank
 from ranks import run_as_threads, run_ranks
 from small_graphs import ASSIGNMENTS, assert_all_raise, assert_close, attempt, small_graph
 from torch import Tensor, nn
@@ -81,15 +73,17 @@ class Run:
         self.losses.append(loss.item())
         return loss
 
-    def train(self, optimizer: Any, clip: Callable[[], Any] = lambda: None) -> None:
+    def train(self, *optimizers: Any, clip: Callable[[], Any] = lambda: None) -> None:
         for _ in range(3):
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             self.loss().backward()
             clip()
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
 
-    def sgd(self, lr: float = 0.5) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.inner.parameters(), lr=lr)
+    def optimizer(self, kind: str = 'Adam', lr: float = 0.05, **options: Any) -> Any:
+        return getattr(torch.optim, kind)(self.inner.parameters(), lr=lr, **options)
 
     def found(self) -> dict[str, Any]:
         gradient = self.table.weight.grad
@@ -99,14 +93,6 @@ class Run:
             'rows': self.table.weight,
             'gradient': gradient.to_dense() if gradient is not None else None,
         }
-
-
-PROGRAMS: dict[str, Callable[[Run], None]] = {}
-
-
-def program(function: Callable[[Run], None]) -> Callable[[Run], None]:
-    PROGRAMS[function.__name__] = function
-    return function
 
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -119,33 +105,17 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@program
 def optimizers(run: Run) -> None:
     for kind, options in OPTIMIZERS:
-        run.train(getattr(torch.optim, kind)(run.inner.parameters(), lr=0.01, **options))
+        run.train(run.optimizer(kind, 0.01, **options))
 
 
-class Several:
-    """Optimizers one after another."""
-
-    def __init__(self, *each: torch.optim.Optimizer) -> None:
-        self.each = each
-
-    def zero_grad(self) -> None:
-        [optimizer.zero_grad() for optimizer in self.each]
-
-    def step(self) -> None:
-        [optimizer.step() for optimizer in self.each]
-
-
-@program
 def sparse_optimizers(run: Run) -> None:
-    run.train(run.sgd())
+    run.train(run.optimizer('SGD', 0.5))
     table = torch.optim.SparseAdam([run.table.weight], lr=0.05)
-    run.train(Several(table, torch.optim.Adam(run.shared, lr=0.05)))
+    run.train(table, torch.optim.Adam(run.shared, lr=0.05))
 
 
-@program
 def sparse_rows_of_some(run: Run) -> None:
     """Rows that nothing looks up keep their values and their state."""
     table = torch.optim.SparseAdam([run.table.weight], lr=0.05)
@@ -157,7 +127,6 @@ def sparse_rows_of_some(run: Run) -> None:
         table.step()
 
 
-@program
 def clipped(run: Run) -> None:
     for options in ({}, {'foreach': True}, {'norm_type': 1.0}, {'norm_type': float('inf')}):
 
@@ -166,10 +135,9 @@ def clipped(run: Run) -> None:
             norm = nn.utils.clip_grad_norm_(parameters, 0.02, error_if_nonfinite=True, **options)
             run.losses.append(norm.item())
 
-        run.train(run.sgd(), clip)
+        run.train(run.optimizer('SGD', 0.5), clip=clip)
 
 
-@program
 def clipped_by_hand(run: Run) -> None:
     def clip() -> None:
         gradients = [p.grad.data for p in run.inner.parameters()]
@@ -182,10 +150,9 @@ def clipped_by_hand(run: Run) -> None:
         for g in gradients:
             g.mul_(0.02 / total)
 
-    run.train(torch.optim.Adam(run.inner.parameters(), lr=0.1), clip)
+    run.train(run.optimizer(lr=0.1), clip=clip)
 
 
-@program
 def accumulated_without_averages(run: Run) -> None:
     for _ in range(2):
         for _ in range(2):
@@ -194,7 +161,6 @@ def accumulated_without_averages(run: Run) -> None:
         run.loss().backward()
 
 
-@program
 def optimizer_in_backward(run: Run) -> None:
     for p in run.inner.parameters():
         optimizer = torch.optim.Adam([p], lr=0.05)
@@ -208,7 +174,6 @@ def optimizer_in_backward(run: Run) -> None:
         run.loss().backward()
 
 
-@program
 def penalty_of_the_rows(run: Run) -> None:
     for _ in range(2):
         rows = run.table(run.data.n_id)
@@ -216,7 +181,6 @@ def penalty_of_the_rows(run: Run) -> None:
         (rows.detach() * run.table(run.data.n_id)).sum().backward()
 
 
-@program
 def frozen(run: Run) -> None:
     run.table.weight.requires_grad_(False)
     run.loss().backward()
@@ -224,7 +188,6 @@ def frozen(run: Run) -> None:
     run.loss().backward()
 
 
-@program
 def beside_the_model(run: Run) -> None:
     """Its rows go into the model, and nobody registers them with it."""
 
@@ -239,11 +202,10 @@ def beside_the_model(run: Run) -> None:
     run.inner.table = table
 
 
-@program
 def averaged_weights(run: Run) -> None:
     for multi in (None, torch.optim.swa_utils.get_ema_multi_avg_fn(0.7)):
         average = torch.optim.swa_utils.AveragedModel(run.inner, multi_avg_fn=multi)
-        optimizer = run.sgd()
+        optimizer = run.optimizer('SGD', 0.5)
         for _ in range(2):
             optimizer.zero_grad()
             run.loss().backward()
@@ -266,19 +228,16 @@ def _scaled(run: Run, parameters: Iterable[Tensor], loss_of: Callable[[], Tensor
         run.losses.append(scaler.get_scale())
 
 
-@program
 def scaled_gradients(run: Run) -> None:
     _scaled(run, run.inner.parameters(), run.loss)
 
 
-@program
 def sparse_scaled_gradients(run: Run) -> None:
     rows = [run.table.weight]
     _scaled(run, rows, lambda: (run.table(run.data.n_id) * 0.3).sin().sum())
     run.loss()
 
 
-@program
 def copied_and_pickled(run: Run) -> None:
     for way in ('deepcopy', 'torch.save'):
         run.loss().backward()
@@ -286,7 +245,7 @@ def copied_and_pickled(run: Run) -> None:
         run.model = copied(run.model, way)
         run.inner = run.model if run.is_plain else run.model.module
         run.table = run.inner.table
-        run.train(torch.optim.Adam(run.inner.parameters(), lr=0.05))
+        run.train(run.optimizer())
 
 
 def _through_a_file(state: Any) -> Any:
@@ -296,25 +255,32 @@ def _through_a_file(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-@program
 def optimizer_through_a_file(run: Run) -> None:
     """What torch has loaded is rows of all ranks again after a step."""
-    optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05)
+    optimizer = run.optimizer()
     run.train(optimizer)
     state = _through_a_file(optimizer.state_dict())
-    optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05)
+    optimizer = run.optimizer()
     optimizer.load_state_dict(state)
     run.train(optimizer)
     run.losses.append(optimizer.state[run.table.weight]['exp_avg'].norm().item())
 
 
-@program
 def rows_of_any_nodes(run: Run) -> None:
     ids = torch.tensor([[3, 17, 5, 39], [0, 0, 8, 21]])
     z = run.table(ids) if run.is_plain else run.table()[ids]
     loss = (z[0] * z[1]).sum().sin()
     loss.backward()
     run.losses.append(loss.item())
+
+
+_ALL = [
+    *(optimizers, sparse_optimizers, sparse_rows_of_some, clipped, clipped_by_hand),
+    *(accumulated_without_averages, optimizer_in_backward, penalty_of_the_rows, frozen),
+    *(beside_the_model, averaged_weights, scaled_gradients, sparse_scaled_gradients),
+    *(copied_and_pickled, optimizer_through_a_file, rows_of_any_nodes),
+]
+PROGRAMS: dict[str, Callable[[Run], None]] = {each.__name__: each for each in _ALL}
 
 
 def _program(data: Any, wrap: Wrap, name: str) -> dict[str, Any]:
@@ -343,7 +309,7 @@ def _resumed(
     if sparse:
         optimizer: Any = torch.optim.SparseAdam([run.table.weight], lr=0.05)
     else:
-        optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05, amsgrad=True)
+        optimizer = run.optimizer(amsgrad=True)
     norm = 0.0
     if root and pyg_sar.load_checkpoint(root, run.model, optimizer) is not None:
         with torch.no_grad():  # the state is rows of all ranks again
@@ -357,21 +323,16 @@ def _resumed(
     return {**run.found(), 'losses': run.losses[-2:], 'norm': norm}
 
 
-def _of_part(parts: str, *args: Any) -> dict[str, Any]:
-    found = _resumed(pyg_sar.load_shard(parts), pyg_sar.DistributedDataParallel, *args)
-    return {name: whole(leaf) for name, leaf in leaves(found).items()}
-
-
 @pytest.mark.parametrize('sparse', few([False, True]))
 def test_training_goes_on_on_any_number_of_ranks(sparse: bool, tmp_path: Path) -> None:
     root = str(tmp_path / 'run')
     parts = {p: cut_of(small_graph, p, ASSIGNMENTS[p % 3]) for p in (2, 3, 4)}
     want = on_whole_graph(_resumed, small_graph, '', 9, 0, sparse)
-    run_as_threads(_of_part, 3, parts[3], root, 2, 1, sparse)
-    run_as_threads(_of_part, 2, parts[4], root, 2, 2, sparse)
+    on_ranks(_resumed, 3, parts[3], root, 2, 1, sparse)
+    on_ranks(_resumed, 2, parts[4], root, 2, 2, sparse)
     on_whole_graph(_resumed, small_graph, root, 1, 3, sparse)  # torch.nn.Embedding
-    run_as_threads(_of_part, 4, parts[4], root, 2, 4, sparse)
-    results = run_as_threads(_of_part, 2, parts[2], root, 2, 5, sparse)
+    on_ranks(_resumed, 4, parts[4], root, 2, 4, sparse)
+    results = on_ranks(_resumed, 2, parts[2], root, 2, 5, sparse)
     norms = [found.pop('norm') for found in results]
     assert norms == [norms[0]] * 2
     assert norms[0] > 0
@@ -382,42 +343,27 @@ def test_training_goes_on_on_any_number_of_ranks(sparse: bool, tmp_path: Path) -
     assert_close(torch.from_numpy(rows), want['rows'], tolerance=1e-10)
 
 
-def _run_of(parts: str) -> tuple[Run, torch.optim.Optimizer]:
-    run = Run(pyg_sar.load_shard(parts), pyg_sar.DistributedDataParallel)
-    return run, run.sgd()
+@of_every_rank(by='threads')
+def test_a_checkpoint_of_other_rows_is_refused(data, tmp_path):
+    root = str(tmp_path)
+    _resumed(data, pyg_sar.DistributedDataParallel, root, 1, 1, False)
+    run = Run(data, pyg_sar.DistributedDataParallel)
+    wider, plain = NodeEmbedding(data, DIM + 1), nn.Embedding(len(pyg_sar.local(data.n_id)), DIM)
+    expected = r"expected 'table.weight' of the model.*\[40, 6\] torch.float64 "
+    got = r'\(got \[40, 5\] torch.float64\)'
+    for table, words in ((wider, expected + got), (plain, got)):
+        run.inner.table = table.double()
+        with pytest.raises(ValueError, match=words):
+            pyg_sar.load_checkpoint(root, run.inner, run.optimizer())
 
 
-def _after_three(parts: str, root: str) -> Any:
-    run, optimizer = _run_of(parts)
-    outcomes = []
-    for model in (
-        NodeEmbedding(run.data, DIM + 1),
-        nn.Embedding(len(pyg_sar.local(run.data.n_id)), DIM),
-    ):
-        run.inner.table = model.double()
-        outcomes.append(attempt(pyg_sar.load_checkpoint, root, run.inner, optimizer))
-    return outcomes
-
-
-def test_a_checkpoint_of_other_rows_is_refused(tmp_path: Path) -> None:
-    parts, root = cut_of(small_graph, 3), str(tmp_path / 'run')
-    run_as_threads(_of_part, 3, parts, root, 1, 1, False)
-    for wider, plain in run_as_threads(_after_three, 3, parts, root):
-        assert "expected 'table.weight' of the model" in wider
-        assert '[40, 6] torch.float64 (got [40, 5] torch.float64)' in wider
-        assert '(got [40, 5] torch.float64)' in plain
-
-
-def _saves_odd_state(parts: str, root: str) -> str:
-    run, optimizer = _run_of(parts)
+@of_every_rank(2, by='threads')
+def test_a_state_without_rows_is_not_saved(data, tmp_path):
+    run = Run(data, pyg_sar.DistributedDataParallel)
+    optimizer = run.optimizer()
     optimizer.state[run.table.weight]['column_means'] = torch.zeros(DIM)
-    return attempt(pyg_sar.save_checkpoint, root, run.model, optimizer, epoch=1)
-
-
-def test_a_state_without_rows_is_not_saved(tmp_path: Path) -> None:
-    root = str(tmp_path / 'run')
-    outcomes = run_as_threads(_saves_odd_state, 2, cut_of(small_graph, 2), root)
-    assert_all_raise(outcomes, 'ValueError', 'column_means')
+    with pytest.raises(ValueError, match='column_means'):
+        pyg_sar.save_checkpoint(str(tmp_path), run.model, optimizer, epoch=1)
 
 
 # Types of nodes
@@ -552,30 +498,28 @@ def _sparse_gradient(run: Run) -> Any:
     return table.weight.grad
 
 
-def _refused(root: str, name: str) -> str:
-    return attempt(REFUSED[name][0], _run_of(root)[0])
-
-
+@pytest.mark.parametrize('world_size', [1, 2])
 @pytest.mark.parametrize('name', REFUSED)
-def test_what_sees_the_rows_of_one_rank_is_refused(name: str) -> None:
-    root = cut_of(small_graph, 2)
-    outcomes = run_as_threads(_refused, 2, root, name)
-    assert_all_raise(outcomes, 'ValueError', REFUSED[name][1])
-    assert run_as_threads(_refused, 1, root, name) == ['no error']
+@of_every_rank(num_parts=2, by='threads')
+def test_what_sees_the_rows_of_one_rank_is_refused(data, name, world_size):
+    compute, words = REFUSED[name]
+    run = Run(data, pyg_sar.DistributedDataParallel)
+    with nullcontext() if world_size == 1 else pytest.raises(ValueError, match=words):
+        compute(run)
 
 
-WRONG: list[tuple[Callable[[Any, str], Any], str, str]] = [
-    (lambda data, root: NodeEmbedding(small_graph(), DIM), 'ValueError', 'load_shard'),
-    (lambda data, root: NodeEmbedding(hetero_graph(), DIM), 'ValueError', "data['author']"),
-    (lambda data, root: NodeEmbedding(data, DIM + rank()), 'ValueError', 'embedding_dim'),
-    (lambda data, root: NodeEmbedding(data, 0), 'ValueError', 'embedding_dim'),
-    (
-        lambda data, root: NodeEmbedding(pyg_sar.load_shard(root, 0), DIM),
-        'ValueError',
-        'one rank',
-    ),
-    (lambda data, root: _replaced(data)(), 'TypeError', 'weight'),
+WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
+    (lambda data: NodeEmbedding(small_graph(), DIM), ValueError, 'load_shard'),
+    (lambda data: NodeEmbedding(hetero_graph(), DIM), ValueError, r"data\['author'\]"),
+    (lambda data: NodeEmbedding(data, DIM + rank()), ValueError, 'embedding_dim'),
+    (lambda data: NodeEmbedding(data, 0), ValueError, 'embedding_dim'),
+    (lambda data: NodeEmbedding(_of_rank_0(data), DIM), ValueError, 'one rank'),
+    (lambda data: _replaced(data)(), TypeError, 'weight'),
 ]
+
+
+def _of_rank_0(data: Any) -> Any:
+    return pyg_sar.load_shard(data.edge_index.handle.shard.root, 0)
 
 
 def _replaced(data: Any) -> NodeEmbedding:
@@ -584,28 +528,24 @@ def _replaced(data: Any) -> NodeEmbedding:
     return table
 
 
-def _wrong(root: str) -> list[str]:
-    data = pyg_sar.load_shard(root)
-    return [attempt(make, data, root) for make, *_ in WRONG]
-
-
-def test_what_is_no_part_of_a_graph() -> None:
-    results = run_as_threads(_wrong, 2, cut_of(small_graph, 2))
-    for outcomes, (_, kind, words) in zip(zip(*results, strict=True), WRONG, strict=True):
-        assert_all_raise(outcomes, kind, words)
+@of_every_rank(2, by='threads')
+def test_what_is_no_part_of_a_graph(data):
+    for make, error, words in WRONG:
+        with pytest.raises(error, match=words):
+            make(data)
 
 
 # Processes
 
 
 def _in_processes(root: str) -> Any:
-    run, _ = _run_of(root)
+    run = Run(pyg_sar.load_shard(root), pyg_sar.DistributedDataParallel)
     PROGRAMS['clipped'](run)
     state = _through_a_file(run.model.state_dict())
     assert type(state['table.weight']) is Tensor
     run.model.load_state_dict(state)
     reduced = attempt(dist.all_reduce, run.table.weight.grad)
-    found = {name: whole(leaf) for name, leaf in leaves(run.found()).items()}
+    found = {name: alike.whole(leaf) for name, leaf in alike.leaves(run.found()).items()}
     return found, reduced, attempt(_in_torchs_own, run)
 
 

@@ -1,4 +1,4 @@
-"""BatchNorm1d on rows of all ranks: few rows, wrong shapes, accuracy."""
+"""Norms on rows of all ranks: few rows, wrong shapes, accuracy, classes of users; of messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike
+from alike import Wrap, assert_alike, parallel
 from copied_modules import WAYS, copied
+from few import few
+from graphs import awkward_graph
+from norm_models import GIVEN
+from norm_models import NORMS as OF_MODELS
 from on_ranks import on_ranks, on_threads
 from ranks import run_as_threads
 from rows_by_hand import as_rows, sharding_of
 from small_graphs import assert_close
+from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric.nn import GraphNorm, SAGEConv
 
@@ -158,3 +163,42 @@ CASES = [*product(NORMS, ['']), *product(['batch', 'graph', 'another forward'], 
 @pytest.mark.parametrize(('name', 'way'), CASES)
 def test_a_subclass_is_of_all_ranks(name: str, way: str) -> None:
     assert_alike(_run, name, way, tolerance=1e-12)
+
+
+# Norms of messages: their statistics are those of the messages of all edges
+
+
+class NormInMessage(SumConv):
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def message(self, x_j: Tensor) -> Tensor:
+        # Random numbers: nothing could be compared.
+        return torch.nn.functional.dropout(self.norm(x_j), 1e-9).tanh()
+
+
+def _outputs(data: Any, wrap: Wrap, name: str, modes: tuple[bool, ...], mode: str) -> list[Tensor]:
+    """Of forwards in training or in evaluation, one after another; and the buffers."""
+    conv: Any = NormInMessage(OF_MODELS[name]()).double()
+    if name == 'BatchNorm1d':
+        conv.norm.running_mean.fill_(0.3)
+        conv.norm.running_var.fill_(2.0)
+    model = parallel(conv, wrap, mode=mode)
+    found = [model.train(each)(data.x, data.edge_index).detach() for each in modes]
+    return [*found, *conv.buffers()]
+
+
+@pytest.mark.parametrize('name', sorted(set(OF_MODELS) - set(GIVEN)))
+def test_norms_in_messages(name: str) -> None:
+    for modes in ((True,), (False,)):
+        assert_alike(_outputs, name, modes, 'sequential', graph=awkward_graph, tolerance=1e-12)
+
+
+@pytest.mark.parametrize('modes', [(True,), (False,), (False, True), (False, False)])
+@pytest.mark.parametrize('mode', few(['sequential', 'one_shot']))
+def test_batch_norm_in_a_message(modes: tuple[bool, ...], mode: str) -> None:
+    """At once and after an evaluation."""
+    assert_alike(
+        _outputs, 'BatchNorm1d', modes, mode, graph=awkward_graph, ranks=(1, 3), tolerance=1e-12
+    )

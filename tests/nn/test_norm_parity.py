@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from few import few
 from norm_cases import CASES, NormCase
-from ranks import run_as_threads, run_ranks
+from on_ranks import on_ranks, on_threads
+from ranks import run_as_threads
 from rows_by_hand import as_rows, sharding_of
 from small_graphs import assert_close
 from torch import Tensor
+from traffic import counted
 
 from pyg_sar import DistributedDataParallel, gather
 from pyg_sar.rows.sharding import Sharding
@@ -115,10 +115,10 @@ def _check(
     dtype: torch.dtype,
     tolerance: float,
     device: str = 'cpu',
-    on_ranks: Callable[..., list[Any]] = run_as_threads,
+    run: Callable[..., list[Any]] = run_as_threads,
     names: Sequence[str] = tuple(CASES),
 ) -> None:
-    results = on_ranks(_run_rank, len(counts), counts, dtype, device, names)
+    results = run(_run_rank, len(counts), counts, dtype, device, names)
     for name in names:
         case = CASES[name]
         expected = _reference(case, sum(counts), dtype)
@@ -149,9 +149,10 @@ def test_batch_norms_closely():
     _check([6, 0, 5], torch.float32, 2e-5, names=['BatchNorm1d', 'BatchNorm1d, 3D'])
 
 
-def _low_precision() -> dict[str, tuple[torch.dtype, bool]]:
-    """The dtype of the output, and whether it is that of float64 within a bfloat16's precision."""
-    results, sharding = {}, sharding_of([4, 7])
+@on_threads(2)
+def test_bfloat16():
+    """The dtype of the output, and that of float64 within a bfloat16's precision."""
+    sharding = sharding_of([4, 7])
     for name, case in CASES.items():
         if name.startswith(('MessageNorm', 'DiffGroupNorm')):
             continue
@@ -161,14 +162,8 @@ def _low_precision() -> dict[str, tuple[torch.dtype, bool]]:
             module = DistributedDataParallel(_make(case, torch.bfloat16).to(dtype))
             args = [step['x'].to(dtype), *(step[key] for key in case.rows)]
             outs.append(gather(module(*args, **case.options).detach()))
-        is_close = torch.allclose(outs[0].double(), outs[1], rtol=0.05, atol=0.05)
-        results[name] = outs[0].dtype, is_close
-    return results
-
-
-def test_bfloat16():
-    for results in run_as_threads(_low_precision, 2):
-        assert results == dict.fromkeys(results, (torch.bfloat16, True))
+        assert outs[0].dtype == torch.bfloat16, name
+        assert torch.allclose(outs[0].double(), outs[1], rtol=0.05, atol=0.05), name
 
 
 @pytest.mark.parametrize('name', CASES)
@@ -196,36 +191,6 @@ def test_a_wrapped_norm_stays_what_it_is(name):
     assert not {id(p) for p in twin.parameters()} & {id(p) for p in wrapped.parameters()}
 
 
-def _count_collectives() -> dict[str, tuple[int, int]]:
-    """All-reduces and all-gathers of a forward, in training and in evaluation."""
-    calls, sharding = [], sharding_of([5, 5])
-    collectives = dist.all_reduce, dist.all_gather
-
-    def counting(collective: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return collective(*args, **kwargs)
-
-    dist.all_reduce, dist.all_gather = (partial(counting, each) for each in collectives)
-    found = {}
-    try:
-        for name in COLLECTIVES:
-            case = CASES[name]
-            module, rows = (
-                DistributedDataParallel(_make(case, torch.float64)),
-                _steps(case, 10, torch.float64)[0],
-            )
-            args = [as_rows(rows[key], sharding) for key in ('x', *case.rows)]
-            counts = []
-            for training in (True, False):
-                calls.clear()
-                module.train(training)(*args, **case.options)
-                counts.append(len(calls))
-            found[name] = tuple(counts)
-    finally:
-        dist.all_reduce, dist.all_gather = collectives
-    return found
-
-
 COLLECTIVES = {
     'BatchNorm1d': (1, 0),
     'BatchNorm': (1, 0),
@@ -243,13 +208,17 @@ SMALL = {'LayerNorm', 'GraphNorm'}
 """Their sums have few numbers here."""
 
 
+@on_ranks(2, 0)
 def test_collectives():
     """None where running statistics are used, or rows alone."""
-    first, second = run_ranks(_count_collectives, 2)
-    # Before a sum of more than 1016 bytes goes a small message, so that different sums never meet.
-    times = {name: 1 if name in SMALL else 2 for name in COLLECTIVES}
-    expected = {
-        name: (times[name] * training, times[name] * eval_)
-        for name, (training, eval_) in COLLECTIVES.items()
-    }
-    assert first == second == expected
+    sharding = sharding_of([5, 5])
+    for name, counts in COLLECTIVES.items():
+        case = CASES[name]
+        module = DistributedDataParallel(_make(case, torch.float64))
+        rows = _steps(case, 10, torch.float64)[0]
+        args = [as_rows(rows[key], sharding) for key in ('x', *case.rows)]
+        for training, count in zip((True, False), counts, strict=True):
+            with counted() as traffic:
+                module.train(training)(*args, **case.options)
+            # Before more than 1016 bytes goes a small message, so that different sums never meet.
+            assert traffic.others == count * (1 if name in SMALL else 2), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -117,13 +118,8 @@ def _parts(how: str, num_nodes: int, num_parts: int) -> Any:
 
 
 LAYOUTS = [
-    (2, 2, 'random'),
-    (3, 3, 'unequal'),
-    (4, 4, 'metis'),
-    (3, 3, 'no nodes'),
-    (2, 6, 'unequal'),
-    (4, 8, 'random'),
-    (1, 4, 'metis'),
+    *((2, 2, 'random'), (3, 3, 'unequal'), (4, 4, 'metis'), (3, 3, 'no nodes')),
+    *((2, 6, 'unequal'), (4, 8, 'random'), (1, 4, 'metis')),
 ]
 
 
@@ -143,8 +139,7 @@ def test_the_numbers_are_those_of_plain_pyg(name: str, size: int, parts: int, ho
         assert ranks[0]['rows'] <= 0.9 * rows[0]['rows']
 
 
-def _many_hubs() -> Data:
-    return hubs(400, 1200, power=40.0)
+_many_hubs = functools.partial(hubs, 400, 1200, power=40.0)
 
 
 def test_hubs_spare_half_of_the_rows() -> None:

@@ -36,14 +36,9 @@ def _graph() -> Data:
     return data
 
 
-@pytest.fixture
-def graph() -> Data:
-    return _graph()
-
-
 @pytest.mark.parametrize('transform', OWN, ids=str)
-def test_by_row(transform: BaseTransform, graph: Data) -> None:
-    want = transform(copy.copy(graph))
+def test_by_row(transform: BaseTransform) -> None:
+    want = transform(_graph())
     for rank in range(3):
         part = pyg_sar.load_shard(cut_of(_graph, 3), rank)
         found = transform(part)
@@ -51,7 +46,7 @@ def test_by_row(transform: BaseTransform, graph: Data) -> None:
             assert_close(found[key], want[key][part.n_id])
 
 
-def test_all_others_are_refused(graph: Data) -> None:
+def test_all_others_are_refused() -> None:
     part = pyg_sar.load_shard(cut_of(_graph, 3), 1)
     names = {type(transform).__name__ for transform in OWN}
     others = set(T.__all__) - names - {'BaseTransform', 'Compose', 'ComposeFilters'}
@@ -62,7 +57,7 @@ def test_all_others_are_refused(graph: Data) -> None:
         transform = object.__new__(getattr(T, name))
         with pytest.raises(ValueError, match=f'T.{name} means nothing on a cut graph: \\w'):
             transform(part)
-    assert T.NormalizeFeatures()(graph).x.min() == 0  # of a whole graph as ever
+    assert T.NormalizeFeatures()(_graph()).x.min() == 0  # of a whole graph as ever
 
 
 class Doubled(BaseTransform):
@@ -71,12 +66,13 @@ class Doubled(BaseTransform):
         return data
 
 
-def test_those_of_users_run(graph: Data) -> None:
+def test_those_of_users_run() -> None:
     part = pyg_sar.load_shard(cut_of(_graph, 3), 1)
-    assert_close(Doubled()(part).x, 2 * graph.x[part.n_id])
+    assert_close(Doubled()(part).x, 2 * _graph().x[part.n_id])
 
 
-def test_before_the_cut(graph: Data, tmp_path: Path) -> None:
+def test_before_the_cut(tmp_path: Path) -> None:
+    graph = _graph()
     graph.x = graph.x.abs()
     torch.save(graph, tmp_path / 'graph.pt')
     options = ['--num-parts', '2', '--quiet', '--method', 'random']
@@ -88,9 +84,9 @@ def test_before_the_cut(graph: Data, tmp_path: Path) -> None:
         assert_close(part.x, want.x[part.n_id])
 
 
-def test_what_is_drawn_depends_on_the_seed(graph: Data) -> None:
+def test_what_is_drawn_depends_on_the_seed() -> None:
     first, again, other = (
-        transformed(copy.copy(graph), 'RandomNodeSplit(num_val=10, num_test=10)', seed=seed)
+        transformed(_graph(), 'RandomNodeSplit(num_val=10, num_test=10)', seed=seed)
         for seed in (0, 0, 1)
     )
     assert torch.equal(first.val_mask, again.val_mask)
@@ -108,9 +104,9 @@ def test_what_is_drawn_depends_on_the_seed(graph: Data) -> None:
         ('RandomLinkSplit', 'expected one graph from .* .got tuple'),
     ],
 )
-def test_wrong_transforms(text: str, words: str, graph: Data) -> None:
+def test_wrong_transforms(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        transformed(graph, text)
+        transformed(_graph(), text)
 
 
 def test_counts(tmp_path: Path) -> None:

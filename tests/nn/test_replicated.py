@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from typing import Any
 
@@ -9,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from alike import Wrap, assert_alike, cut_of
+from ddp_model import make_model
 from graphs import awkward_graph
 from ranks import run_once, run_ranks
-from small_graphs import assert_all_raise, attempt
+from small_graphs import assert_all_raise, attempt, small_graph
 from torch import Tensor
-from torch_geometric.nn import GATConv, GCNConv
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
@@ -23,34 +24,14 @@ from pyg_sar.rows import replicated
 CUT = [i % 7 % 3 for i in range(60)]
 
 
-def _root() -> str:
-    return cut_of(awkward_graph, 3, CUT)
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.norm = GATConv(8, 4, heads=2), torch.nn.BatchNorm1d(8)
-        self.second, self.head = GCNConv(8, 3), torch.nn.Linear(3, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        hidden = self.norm(self.first(x, edge_index)).relu()
-        return self.head(self.second(hidden, edge_index))
-
-
 def _loss(model: torch.nn.Module, data: Any) -> Tensor:
     out = model(data.x, data.edge_index)
     return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
 
-def _ddp(model: torch.nn.Module) -> torch.nn.Module:
-    return pyg_sar.DistributedDataParallel(model)
-
-
 def _parting(root: str, what: str) -> str:
     gradients.STEPS_BETWEEN_CHECKS = 4
-    data, model = pyg_sar.load_shard(root), _ddp(Net().double())
+    data, model = pyg_sar.load_shard(root), pyg_sar.DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def steps() -> None:
@@ -60,12 +41,8 @@ def _parting(root: str, what: str) -> str:
             optimizer.step()
             if rank() == 2 and step == 4:
                 with torch.no_grad():
-                    dict(model.named_parameters())['head.bias'][1].add_(
-                        1e-6 * (what == 'a parameter')
-                    )
-                    dict(model.named_buffers())['norm.running_var'][1].add_(
-                        1e-6 * (what == 'a buffer')
-                    )
+                    model.head.bias[1] += 1e-6 * (what == 'a parameter')
+                    model.norm.running_var[1] += 1e-6 * (what == 'a buffer')
 
     return attempt(steps)
 
@@ -74,7 +51,7 @@ def _parting(root: str, what: str) -> str:
     ('what', 'name'), [('a parameter', 'head.bias'), ('a buffer', 'norm.running_var'), ('', '')]
 )
 def test_numbers_that_part_in_training(what: str, name: str) -> None:
-    outcomes = run_ranks(_parting, 3, _root(), what)
+    outcomes = run_ranks(_parting, 3, cut_of(small_graph, 3), what)
     if not what:
         assert outcomes == ['no error'] * 3
         return
@@ -87,7 +64,7 @@ def test_numbers_that_part_in_training(what: str, name: str) -> None:
 def _large(root: str) -> list[tuple[str, int]]:
     data = pyg_sar.load_shard(root)
     replicated.LARGE = 100
-    noise = torch.ones(data.num_nodes, 8, dtype=torch.float64)
+    noise = torch.ones(data.num_nodes, 6, dtype=torch.float64)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         for _ in range(3):
@@ -99,14 +76,14 @@ def _large(root: str) -> list[tuple[str, int]]:
 
 def test_a_large_plain_tensor_is_warned_of_once() -> None:
     line = _large.__code__.co_firstlineno + 7
-    for caught in run_once(_large, 3, _root()):
+    for caught in run_once(_large, 3, cut_of(small_graph, 3)):
         ((text, where),) = caught
-        assert '(60, 8) meets rows' in text
+        assert '(40, 6) meets rows' in text
         assert where == line
 
 
 def _alone(root: str) -> str:
-    pyg_sar.DistributedDataParallel(Net(), timeout=4)
+    pyg_sar.DistributedDataParallel(make_model(), timeout=4)
     data = pyg_sar.load_shard(root)
     data.x.mean()
 
@@ -118,19 +95,20 @@ def _alone(root: str) -> str:
 
 
 def test_a_reduction_of_one_rank_names_its_line() -> None:
-    first, *_ = run_once(_alone, 3, _root(), timeout=100, may_die=(1, 2))
+    first, *_ = run_once(_alone, 3, cut_of(small_graph, 3), timeout=100, may_die=(1, 2))
     line = _alone.__code__.co_firstlineno + 7
     assert 'rank 0 stopped at a sum over all ranks' in first
     assert first.endswith(f', called at {__file__}:{line}')
 
 
 def _told_of(root: str, folder: str, what: str) -> list[str]:
-    data, model = pyg_sar.load_shard(root), _ddp(Net().to(DTYPES.get(what, torch.float64)))
-    data.x = data.x.to(next(model.parameters()).dtype)
+    dtype, data = DTYPES.get(what, torch.float64), pyg_sar.load_shard(root)
+    model = pyg_sar.DistributedDataParallel(make_model().to(dtype))
+    data.x = data.x.to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     _loss(model, data).backward()
     optimizer.step()
-    weight = model.first.lin.weight if what == 'a conv' else model.head.weight
+    weight = model.first.lin_l.weight if what == 'a conv' else model.head.weight
     if rank() == 1 and what != 'nothing':
         with torch.no_grad():
             weight[0, 0] = torch.nextafter(weight[0, 0].float(), torch.tensor(9.0))
@@ -152,7 +130,7 @@ DTYPES = {'bfloat16': torch.bfloat16, 'float32': torch.float32}
 
 @pytest.mark.parametrize('what', ['nothing', 'a head', 'a conv', *DTYPES])
 def test_one_number_that_parts_is_told_at_once(tmp_path: Any, what: str) -> None:
-    results = run_ranks(_told_of, 3, _root(), str(tmp_path), what)
+    results = run_ranks(_told_of, 3, cut_of(small_graph, 3), str(tmp_path), what)
     for i, when in enumerate(('at save_checkpoint', 'checksum', 'at backward 2')):
         outcomes = [result[i] for result in results]
         if what == 'nothing':
@@ -178,7 +156,8 @@ def _layers(data: Any, wrap: Wrap) -> list[Tensor]:
                     loss = loss + (data.x[:, :3] * weight[:, 0] + bias).square().mean()
                 loss.backward()
                 found += [p.grad.clone() for p in (*of_model, *of_user) if p.grad is not None]
-        model = None  # then without the model
+        model = None
+        gc.collect()  # then without the model
     return found
 
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from alike import cut_of
-from ranks import run_as_threads
+from on_ranks import on_ranks
 from small_graphs import assert_close, small_graph
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
-from pyg_sar.comm.ranks import rank, world_size
+from pyg_sar.comm.ranks import rank
 from pyg_sar.comm.rows_by_id import rows
 
 
@@ -37,11 +36,13 @@ def _labels(num_nodes: int) -> Tensor:
     return torch.randint(num_nodes, (2, 50), generator=torch.Generator().manual_seed(3))
 
 
-def _decoded(root: str) -> int:
+@pytest.mark.parametrize('world_size', [1, 2, 3, 4])
+@on_ranks(by='threads')
+def test_rows(data, world_size):
     """Every rank has another number of the labelled edges."""
-    whole, data = small_graph(), pyg_sar.load_shard(root)
+    whole = small_graph()
     labels = _labels(whole.num_nodes)
-    ends = [0, *(50 * (i + 1) ** 2 // world_size() ** 2 for i in range(world_size()))]
+    ends = [0, *(50 * (i + 1) ** 2 // world_size**2 for i in range(world_size))]
     own = labels[:, ends[rank()] : ends[rank() + 1]]
     plain = Decoder()
     want = plain(whole, labels)
@@ -58,9 +59,3 @@ def _decoded(root: str) -> int:
     got = model(data, own)
     if own.size(1):
         assert_close(got[0].detach(), plain(whole, torch.tensor([[7], [7]]))[0].detach())
-    return own.size(1)
-
-
-@pytest.mark.parametrize('size', [1, 2, 3, 4])
-def test_rows(size: int) -> None:
-    assert sum(run_as_threads(_decoded, size, cut_of(small_graph, size))) == 50

@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import (
-    Wrap,
-    assert_same,
-    cut_of,
-    gradient,
-    itself,
-    of_rank,
-    on_whole_graph,
-    parallel,
-)
+from alike import Wrap, assert_same, cut_of, gradient, itself, of_rank, on_whole_graph, parallel
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
@@ -88,6 +79,18 @@ def _of_generator(m: Of) -> Tensor:
     return m.x * (torch.rand(m.x.size(0), 1, generator=generator) >= 0)
 
 
+def _by_head(m: Of) -> Tensor:
+    return (m.x.view(m.x.size(0), 2, 3) * m.w.view(-1, 1, 1)).reshape(m.x.shape)
+
+
+def _softmax(m: Of) -> Tensor:
+    return m.x * softmax(m.x_i.sum(-1) * m.w, m.index, num_nodes=m.size).view(-1, 1)
+
+
+def _of_node(m: Of, values: Tensor, reduce: str) -> Tensor:
+    return scatter(values, m.index, 0, m.size, reduce)[m.index]
+
+
 ALL_EDGES: dict[str, Callable[[Of], Any]] = {
     'minus the mean': lambda m: m.x - m.x.mean(0),
     'clipped by the spread': lambda m: m.x.clamp(max=3 * float(m.x.detach().std())),
@@ -136,57 +139,41 @@ ALL_EDGES: dict[str, Callable[[Of], Any]] = {
     ),
     'counts of edges': lambda m: m.x / torch.bincount(m.index)[m.index].view(-1, 1),
 }
-BY_ROW: dict[str, tuple[Callable[[Of], Any], PathName]] = {
-    'itself': (lambda m: m.x, 'SpMM'),
-    'weighted': (lambda m: m.x * m.w.view(-1, 1), 'SpMM with learned values'),
-    'weighted by head': (
-        lambda m: (m.x.view(m.x.size(0), 2, 3) * m.w.view(-1, 1, 1)).reshape(m.x.shape),
-        'SpMM with learned values',
-    ),
-    'a gate': (lambda m: m.x * m.x_i.sum(-1, keepdim=True).tanh(), 'scalar times x_j'),
-    'a softmax': (
-        lambda m: m.x * softmax(m.x_i.sum(-1) * m.w, m.index, num_nodes=m.size).view(-1, 1),
-        'scalar times x_j',
-    ),
-    'a mean of numbers': (lambda m: m.x - m.x.mean(-1, keepdim=True), 'replay'),
-    'sorted numbers': (lambda m: m.x.sort(dim=-1).values, 'replay'),
-    'a norm of a layer': (lambda m: F.layer_norm(m.x, (WIDTH,)) * m.x, 'replay'),
-    'another to each kind': (lambda m: _by_kind(m, torch.tanh), 'replay'),
-    'a number for every edge': (lambda m: m.x * torch.full((m.x.size(0), 1), 2.0), 'replay'),
-    'a draw for every edge': (lambda m: m.x * (torch.rand(m.x.size(0), 1) >= 0), 'replay'),
-    'a draw for every number': (lambda m: m.x * (torch.rand_like(m.x) >= 0), 'replay'),
-    'an expanded parameter': (lambda m: m.x + m.conv.lin.bias.expand(m.x.size(0), -1), 'replay'),
-    'numbers of all rows in one': (lambda m: (m.x.reshape(-1) * 2).view(-1, WIDTH), 'replay'),
-    'a determinant': (
-        lambda m: m.x * torch.linalg.det(m.x.view(-1, 2, 3)[..., :2]).view(-1, 1),
-        'replay',
-    ),
-    'nothing if there are none': (lambda m: m.x.tanh() if m.x.size(0) else m.x, 'replay'),
-    'a softmax by hand': (
-        lambda m: m.x / scatter(m.w, m.index, 0, m.size, 'sum')[m.index].view(-1, 1),
-        'by destination',
-    ),
-    'minus the mean of a node': (
-        lambda m: m.x - scatter(m.x, m.index, 0, m.size, 'mean').index_select(0, m.index),
-        'by destination',
-    ),
-    'degrees': (
-        lambda m: m.x / degree(m.index, m.size, m.x.dtype)[m.index].view(-1, 1),
-        'by destination',
-    ),
-    'twice a softmax': (
-        lambda m: m.x * softmax(softmax(m.w, m.index), m.index).view(-1, 1),
-        'by destination',
-    ),
-    'minus the maximum of a node': (
-        lambda m: m.x - scatter(m.x, m.index, 0, m.size, 'max')[m.index],
-        'by destination',
-    ),
-    'a softmax of another dimension': (
-        lambda m: softmax(m.x.t(), m.index, dim=1).t() * m.x,
-        'by destination',
-    ),
+BY_ROW: dict[PathName, dict[str, Callable[[Of], Any]]] = {
+    'SpMM': {'itself': lambda m: m.x},
+    'SpMM with learned values': {
+        'weighted': lambda m: m.x * m.w.view(-1, 1),
+        'weighted by head': _by_head,
+    },
+    'scalar times x_j': {
+        'a gate': lambda m: m.x * m.x_i.sum(-1, keepdim=True).tanh(),
+        'a softmax': _softmax,
+    },
+    'replay': {
+        'a mean of numbers': lambda m: m.x - m.x.mean(-1, keepdim=True),
+        'sorted numbers': lambda m: m.x.sort(dim=-1).values,
+        'a norm of a layer': lambda m: F.layer_norm(m.x, (WIDTH,)) * m.x,
+        'another to each kind': lambda m: _by_kind(m, torch.tanh),
+        'a number for every edge': lambda m: m.x * torch.full((m.x.size(0), 1), 2.0),
+        'a draw for every edge': lambda m: m.x * (torch.rand(m.x.size(0), 1) >= 0),
+        'a draw for every number': lambda m: m.x * (torch.rand_like(m.x) >= 0),
+        'an expanded parameter': lambda m: m.x + m.conv.lin.bias.expand(m.x.size(0), -1),
+        'numbers of all rows in one': lambda m: (m.x.reshape(-1) * 2).view(-1, WIDTH),
+        'a determinant': lambda m: m.x * torch.linalg.det(m.x.view(-1, 2, 3)[..., :2]).view(-1, 1),
+        'nothing if there are none': lambda m: m.x.tanh() if m.x.size(0) else m.x,
+    },
+    'by destination': {
+        'a softmax by hand': lambda m: m.x / _of_node(m, m.w, 'sum').view(-1, 1),
+        'minus the mean of a node': lambda m: (
+            m.x - scatter(m.x, m.index, 0, m.size, 'mean').index_select(0, m.index)
+        ),
+        'degrees': lambda m: m.x / degree(m.index, m.size, m.x.dtype)[m.index].view(-1, 1),
+        'twice a softmax': lambda m: m.x * softmax(softmax(m.w, m.index), m.index).view(-1, 1),
+        'minus the maximum of a node': lambda m: m.x - _of_node(m, m.x, 'max'),
+        'a softmax of another dimension': lambda m: softmax(m.x.t(), m.index, dim=1).t() * m.x,
+    },
 }
+BY_ROWS = {name: message for of_path in BY_ROW.values() for name, message in of_path.items()}
 
 
 class Told(MessagePassing):
@@ -287,13 +274,13 @@ def test_what_asks_for_other_edges_is_computed_on_all(ranks: int) -> None:
 
 @pytest.mark.parametrize('ranks', [1, 3])
 def test_what_works_row_by_row_is_not(ranks: int) -> None:
-    messages = {name: message for name, (message, _) in BY_ROW.items()}
-    assert _check(messages, (ranks,)) == {name: [path] for name, (_, path) in BY_ROW.items()}
+    paths = {name: [path] for path, messages in BY_ROW.items() for name in messages}
+    assert _check(BY_ROWS, (ranks,)) == paths
 
 
 @pytest.mark.parametrize('mode', ['sequential_no_remat', 'one_shot'])
 def test_other_modes(mode: str) -> None:
-    _check(ALL_EDGES | {name: message for name, (message, _) in BY_ROW.items()}, mode=mode)
+    _check(ALL_EDGES | BY_ROWS, mode=mode)
 
 
 def test_another_number_may_be_another_message() -> None:
@@ -344,5 +331,5 @@ def _with_nan() -> Data:
 
 def test_values_decide_nothing() -> None:
     """Also not those of one rank."""
-    found = _check({'it': BY_ROW['a softmax'][0]}, graph=_with_nan, equal_nan=True)
+    found = _check({'it': BY_ROWS['a softmax']}, graph=_with_nan, equal_nan=True)
     assert found == {'it': ['scalar times x_j']}

@@ -7,69 +7,51 @@ from typing import Any
 
 import pytest
 import torch
-from alike import cut_of
+from alike import Wrap, assert_alike, cut_of, itself
 from hetero_graphs import WRITES, hetero_graph
-from ranks import run_as_threads
-from small_graphs import assert_all_raise, attempt, small_graph
+from on_ranks import on_ranks
+from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
+from pyg_sar.loader import gather_batches
 
 NUM_NODES = 40
 
 
-def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    data = pyg_sar.load_shard(root)
-    edges, some = data.edge_index, data.edge_type == 1
-    torch.manual_seed(3 + rank())  # only the generator of rank 0 counts
-    paired = pyg_sar.negative_sampling(edges, paired=True, seed=1)
-    assert torch.equal(pyg_sar.local(paired)[1], pyg_sar.local(edges[1]))
-    turned = pyg_sar.negative_sampling(edges[:, some].flip(0), None, 33, seed=2)
-    paired, e_id = pyg_sar.local((paired, data.e_id))
-    drawn = (
-        pyg_sar.negative_sampling(edges),
-        pyg_sar.negative_sampling(edges, num_nodes=NUM_NODES, num_neg_samples=50, seed=1),
-        torch.cat([paired, e_id[None]]),
-        turned,
-    )
-    return pyg_sar.local(drawn)
-
-
-def _sorted(pairs: Tensor) -> Tensor:
+def _of_all(pairs: Tensor) -> Tensor:
+    """Pairs of all ranks, in an order of their own."""
+    pairs = gather_batches(pyg_sar.local(pairs).t()).t()
     return pairs[:, torch.argsort(pairs[1] * NUM_NODES + pairs[0])]
 
 
-def _check(drawn: list[Any]) -> None:
-    graph = small_graph()
-    torch.manual_seed(3)
-    edges, some = graph.edge_index, graph.edge_type == 1
-    paired = pyg_sar.negative_sampling(edges, NUM_NODES, paired=True, seed=1)
-    plain = (
-        pyg_sar.negative_sampling(edges, NUM_NODES),
-        pyg_sar.negative_sampling(edges, NUM_NODES, 50, seed=1),
-        torch.cat([paired, torch.arange(edges.size(1))[None]]),
-        pyg_sar.negative_sampling(edges[:, some], NUM_NODES, 33, seed=2),
-    )
-    for i, want in enumerate(plain):
-        assert torch.equal(
-            _sorted(torch.cat([each[i] for each in drawn], dim=1)[:2]), _sorted(want[:2])
-        )
-    by_edge = torch.cat([each[2] for each in drawn], dim=1)
+def _drawn(data: Any, wrap: Wrap) -> list[Tensor]:
+    edges, some = data.edge_index, data.edge_index[:, data.edge_type == 1]
+    size, some = (NUM_NODES, some) if wrap is itself else (None, some.flip(0))
+    torch.manual_seed(3 + rank())  # only the generator of rank 0 counts
+    paired = pyg_sar.negative_sampling(edges, size, paired=True, seed=1)
+    assert torch.equal(pyg_sar.local(paired)[1], pyg_sar.local(edges[1]))
+    e_id = data.e_id if 'e_id' in data else torch.arange(data.num_edges)
+    by_edge = gather_batches(torch.cat(pyg_sar.local((paired, e_id[None]))).t()).t()
     by_edge = by_edge[:, by_edge[3].argsort()]
-    assert torch.equal(by_edge, plain[2])
+    src, dst = edges = pyg_sar.gather(edges)
     assert torch.equal(by_edge[:2], edges)
-    codes = edges[0] * NUM_NODES + edges[1]
-    assert not torch.isin(by_edge[2] * NUM_NODES + edges[1], codes).any()
-    assert (by_edge[2] != edges[1]).all()
+    assert not torch.isin(by_edge[2] * NUM_NODES + dst, src * NUM_NODES + dst).any()
+    assert (by_edge[2] != dst).all()
+    drawn = (
+        pyg_sar.negative_sampling(data.edge_index, size),
+        pyg_sar.negative_sampling(data.edge_index, NUM_NODES, 50, seed=1),
+        pyg_sar.negative_sampling(some, size, 33, seed=2),
+    )
+    return [by_edge, *map(_of_all, drawn)]
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 3, 4])
 def test_the_same_on_any_number_of_ranks(world_size: int) -> None:
-    root = cut_of(small_graph, world_size, 'empty part')
-    _check(run_as_threads(_drawn, world_size, root))
+    assert_alike(_drawn, cut='empty part', ranks=(world_size,), parts=world_size, tolerance=0)
 
 
 @pytest.mark.parametrize('num_samples', [0, 1, 39, 40, 41, 1000])
@@ -82,10 +64,8 @@ def test_are_no_edges_and_evenly_spread(num_samples: int) -> None:
     assert (pairs[0] != pairs[1]).all()
     counts = torch.bincount(pairs[1], minlength=NUM_NODES)
     assert counts.max() - counts.min() <= 1
-    assert (
-        not torch.equal(pairs, pyg_sar.negative_sampling(edges, NUM_NODES, num_samples, seed=5))
-        or num_samples == 0
-    )
+    other = pyg_sar.negative_sampling(edges, NUM_NODES, num_samples, seed=5)
+    assert num_samples == 0 or not torch.equal(pairs, other)
 
 
 def test_sources_are_uniform_over_the_others() -> None:
@@ -100,9 +80,8 @@ def test_destinations_with_one_sample_more_are_random() -> None:
     edges = torch.zeros(2, 0, dtype=torch.int64)
     counts = torch.zeros(10)
     for seed in range(2000):
-        counts += torch.bincount(
-            pyg_sar.negative_sampling(edges, 10, 3, seed=seed)[1], minlength=10
-        )
+        pairs = pyg_sar.negative_sampling(edges, 10, 3, seed=seed)
+        counts += torch.bincount(pairs[1], minlength=10)
     assert counts.sum() == 6000
     assert (counts - 600).abs().max() < 5 * 600**0.5
 
@@ -144,14 +123,12 @@ WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
 """What rank 1 does, what rank 0 does, and what both are told."""
 
 
-def _attempt(name: str, root: str) -> str:
-    return attempt(WRONG[name][rank() != 1], pyg_sar.load_shard(root))
-
-
 @pytest.mark.parametrize('name', WRONG)
-def test_wrong(name: str) -> None:
-    outcomes = run_as_threads(_attempt, 2, name, cut_of(small_graph, 2))
-    assert_all_raise(outcomes, 'ValueError', WRONG[name][2])
+@on_ranks(2, by='threads')
+def test_wrong(data, name):
+    of_rank_1, of_rank_0, words = WRONG[name]
+    with pytest.raises(ValueError, match=words):
+        (of_rank_1 if rank() == 1 else of_rank_0)(data)
 
 
 def _undirected() -> Data:

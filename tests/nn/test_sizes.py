@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -9,12 +10,12 @@ import torch
 from alike import Wrap, assert_alike, assert_same, on_ranks, on_whole_graph
 from small_graphs import attempt
 from torch import Tensor
-from torch_geometric.data import HeteroData
 from torch_geometric.nn import GATConv, GraphConv, MessagePassing, SAGEConv
+from two_types import two_types
 
 import pyg_sar
 
-OF = ('paper', 'of', 'venue')
+OF = ('a', 'to', 'b')
 
 
 class FromSources(MessagePassing):
@@ -45,16 +46,8 @@ class Sized(MessagePassing):
         return inputs * size_j if self.scales else inputs
 
 
-def graph() -> HeteroData:
-    torch.manual_seed(0)
-    data = HeteroData()
-    data['paper'].x = torch.randn(11, 4, dtype=torch.float64)
-    data['venue'].x = torch.randn(6, 4, dtype=torch.float64)
-    data[OF].edge_index = torch.stack([torch.randint(n, (30,)) for n in (11, 6)])
-    return data
-
-
-CUT = {'paper': torch.arange(11) % 3, 'venue': torch.arange(6) // 2}
+graph = functools.partial(two_types, (11, 6), (4, 4), 30, turned=False)
+CUT = {'a': torch.arange(11) % 3, 'b': torch.arange(6) // 2}
 CONVS = {
     'own': lambda: FromSources(),
     'max': lambda: FromSources('max'),
@@ -90,7 +83,7 @@ def _without_size(data: Any, wrap: Wrap, name: str, is_made: bool) -> dict[str, 
     edge_index = data[OF].edge_index
     if is_made:
         edge_index = torch.stack([edge_index[1], edge_index[0]]).flip(0)
-    args = (data['paper'].x, None), edge_index
+    args = (data['a'].x, None), edge_index
     found: dict[str, Any] = {'sized': conv(*args, size=(11, 6)).detach()}
     if is_made:  # PyG itself runs along these, and makes a row for each source
         return found | {'plain': conv(*args).detach()}
@@ -107,7 +100,7 @@ def test_targets_that_nothing_counts(roots: dict[int, str], name: str) -> None:
 
 
 def _sized(data: Any, wrap: Wrap, scales: bool) -> Tensor:
-    return wrap(Sized(scales))((data['paper'].x, data['venue'].x), data[OF].edge_index)
+    return wrap(Sized(scales))((data['a'].x, data['b'].x), data[OF].edge_index)
 
 
 @pytest.mark.parametrize('scales', [False, True])
@@ -139,7 +132,7 @@ class Updated(MessagePassing):
 
 def _of_one_set(data: Any, wrap: Wrap, of_sources: bool) -> dict[str, Any]:
     conv = wrap(Updated(of_sources))
-    args = (data['paper'].x, data['venue'].x), data[OF].edge_index
+    args = (data['a'].x, data['b'].x), data[OF].edge_index
     return {'said': attempt(lambda: conv(*args)), 'out': conv(*args, size=(11, 6))}
 
 
@@ -163,7 +156,7 @@ def test_an_update_by_edge_is_refused() -> None:
 
 def _against(data: Any, wrap: Wrap) -> dict[str, str]:
     conv = wrap(FromSources(flow='target_to_source').double())
-    return {'said': attempt(lambda: conv((data['venue'].x, None), data[OF].edge_index, (None, 6)))}
+    return {'said': attempt(lambda: conv((data['b'].x, None), data[OF].edge_index, (None, 6)))}
 
 
 def test_against_the_edges(roots: dict[int, str]) -> None:

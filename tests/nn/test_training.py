@@ -39,20 +39,17 @@ def _graph() -> Data:
     )
 
 
+PNA_OPTIONS = {
+    'aggregators': ['mean', 'sum'],
+    'scalers': ['identity', 'attenuation'],
+    'deg': torch.tensor([1, 2, 4, 9, 5]),
+}
 MODELS = {
     'SAGE': lambda: GraphSAGE(8, 16, 3, 4, norm='batch_norm'),
     'GCN': lambda: GCN(8, 16, 2, 4, norm='batch_norm', jk='cat'),
     'GIN': lambda: GIN(8, 16, 2, 4, norm='batch_norm'),
     'GAT': lambda: GAT(8, 16, 2, 4, heads=4, v2=True),
-    'PNA': lambda: PNA(
-        8,
-        16,
-        2,
-        4,
-        aggregators=['mean', 'sum'],
-        scalers=['identity', 'attenuation'],
-        deg=torch.tensor([1, 2, 4, 9, 5]),
-    ),
+    'PNA': lambda: PNA(8, 16, 2, 4, **PNA_OPTIONS),
 }
 
 

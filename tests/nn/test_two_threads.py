@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from alike import cut_of
 from few import few
+from shared import descend
 from small_graphs import small_graph
 from torch import Tensor
-from torch_geometric.nn import GATConv, GCNConv, MessagePassing, PNAConv, TransformerConv
+from torch.nn.functional import cross_entropy
+from torch_geometric import nn as pyg
 from torch_geometric.utils import softmax as by_destination
 
 import pyg_sar
@@ -21,7 +24,7 @@ import pyg_sar
 NUM_STEPS = 50
 
 
-class _Attention(MessagePassing):
+class _Attention(pyg.MessagePassing):
     """Calls PyG's softmax by a name of its own."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
@@ -35,50 +38,35 @@ class _Attention(MessagePassing):
         return by_destination(x_j.sum(-1), index, ptr, size_i).view(-1, 1) * x_j
 
 
-def _pna(num_in: int, num_out: int) -> PNAConv:
+def _pna(num_in: int, num_out: int) -> pyg.PNAConv:
     aggregators, scalers = ['mean', 'std', 'max'], ['identity', 'amplification']
-    return PNAConv(num_in, num_out, aggregators, scalers, deg=torch.tensor([2, 3, 9, 9, 5]))
+    return pyg.PNAConv(num_in, num_out, aggregators, scalers, deg=torch.tensor([2, 3, 9, 9, 5]))
 
 
-CONVS: dict[str, Callable[[int, int], MessagePassing]] = {
-    'GAT': lambda num_in, num_out: GATConv(num_in, num_out, dropout=0.5),
-    'GCN': GCNConv,
+CONVS: dict[str, Callable[[int, int], pyg.MessagePassing]] = {
+    'GAT': lambda num_in, num_out: pyg.GATConv(num_in, num_out, dropout=0.5),
+    'GCN': pyg.GCNConv,
     'own': _Attention,
-    'Transformer': TransformerConv,
+    'Transformer': pyg.TransformerConv,
     'PNA': _pna,
 }
-
-
-class _Model(torch.nn.Module):
-    def __init__(self, conv: Callable[[int, int], MessagePassing]) -> None:
-        super().__init__()
-        self.convs = torch.nn.ModuleList([conv(6, 8), conv(8, 3)])
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
 
 
 def _wrapped(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     # Masks by id, as threads share torch's generator.
-    return pyg_sar.DistributedDataParallel(_Model(CONVS[name]).double(), dropout_seed=0)
-
-
-def _step(model: torch.nn.Module, data: Any) -> Tensor:
-    loss = torch.nn.functional.cross_entropy(model(data.x, data.edge_index), data.y)
-    loss.backward()
-    return loss.detach()
+    layers = [(CONVS[name](6, 8), 'x, e -> x'), torch.nn.ReLU(), (CONVS[name](8, 3), 'x, e -> x')]
+    return pyg_sar.DistributedDataParallel(pyg.Sequential('x, e', layers).double(), dropout_seed=0)
 
 
 def _train(model: torch.nn.Module, data: Any) -> list[Tensor]:
     """Losses, and the weights in the end."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for _ in range(NUM_STEPS):
-        optimizer.zero_grad()
-        losses.append(_step(model, data))
-        optimizer.step()
-    return losses + [p.detach() for p in model.parameters()]
+
+    def loss() -> Tensor:
+        return cross_entropy(model(data.x, data.edge_index), data.y)
+
+    losses = descend(loss, model, 0.1, NUM_STEPS)
+    return [torch.tensor(losses), *(p.detach() for p in model.parameters())]
 
 
 @pytest.fixture
@@ -102,21 +90,13 @@ def test_each_trains_as_it_does_alone(one: str, other: str, shares: bool) -> Non
     shared = pyg_sar.load_shard(root)
     shards = [shared if shares else pyg_sar.load_shard(root) for _ in names]
     models = [_wrapped(name) for name in names]
-    found: dict[int, Any] = {}
     start = threading.Barrier(len(names))
 
-    def run(i: int) -> None:
+    def run(model: torch.nn.Module, shard: Any) -> list[Tensor]:
         start.wait()
-        try:
-            found[i] = _train(models[i], shards[i])
-        except Exception as error:
-            found[i] = error
+        return _train(model, shard)
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(names))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i, want in enumerate(alone):
-        assert isinstance(found[i], list), found[i]
-        assert all(map(torch.equal, found[i], want))
+    with ThreadPoolExecutor(len(names)) as pool:
+        found = [*pool.map(run, models, shards)]
+    for own, want in zip(found, alone, strict=True):
+        assert all(map(torch.equal, own, want))

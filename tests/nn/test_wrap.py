@@ -7,24 +7,22 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from alike import cut_of
 from copied_modules import WAYS, copied
 from few import few
+from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
-from pyg_sar import DistributedDataParallel, SARConv
+from pyg_sar import DistributedDataParallel, SARConv, load_shard
 
 
-def _mlp(num_in: int = 6, num_out: int = 6) -> torch.nn.Module:
-    return torch.nn.Sequential(
-        torch.nn.Linear(num_in, 8),
-        torch.nn.BatchNorm1d(8),
-        torch.nn.ReLU(),
-        torch.nn.Linear(8, num_out),
-    )
+def mlp() -> torch.nn.Module:
+    layers = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 6)
+    return torch.nn.Sequential(*layers)
 
 
 class Nested(torch.nn.Module):
@@ -34,7 +32,7 @@ class Nested(torch.nn.Module):
         super().__init__()
         self.shared = SAGEConv(6, 6)
         self.layers = torch.nn.ModuleList([GCNConv(6, 6), self.shared])
-        self.by_name = torch.nn.ModuleDict({'gin': GINConv(_mlp()), 'norm': pyg.BatchNorm(6)})
+        self.by_name = torch.nn.ModuleDict({'gin': GINConv(mlp()), 'norm': pyg.BatchNorm(6)})
         self.block = torch.nn.Sequential(torch.nn.Sequential(torch.nn.BatchNorm1d(6)))
         self.scale = torch.nn.Parameter(torch.tensor(2.0))
 
@@ -72,6 +70,9 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     ),
     'conv in a conv': lambda: torch.nn.ModuleDict({'conv': WithConvAttribute()})['conv'],
 }
+
+
+GRAPH = small_graph()
 
 
 def _make(name: str) -> torch.nn.Module:
@@ -112,22 +113,20 @@ def test_everything_is_wrapped(name):
 
 @pytest.mark.parametrize('training', [False, True])
 @pytest.mark.parametrize('name', MODELS)
-def test_plain_edge_index(graph, name, training):
+def test_plain_edge_index(name, training):
     """Bit for bit the plain model, dropout and running statistics included."""
-    plain, wrapped = (
-        _make(name).train(training),
-        DistributedDataParallel(_make(name)).train(training),
-    )
-    assert torch.equal(_run(wrapped, graph), _run(plain, graph))
+    plain, wrapped = (_make(name).train(training) for _ in range(2))
+    DistributedDataParallel(wrapped)
+    assert torch.equal(_run(wrapped, GRAPH), _run(plain, GRAPH))
     for key, value in plain.state_dict().items():
         assert torch.equal(wrapped.state_dict()[key], value)
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_checkpoints_move_both_ways(graph, name):
+def test_checkpoints_move_both_ways(name):
     torch.manual_seed(5)
     source = MODELS[name]().double()
-    _run(source, graph)
+    _run(source, GRAPH)
     wrapped = DistributedDataParallel(_make(name))
     result = wrapped.load_state_dict(source.state_dict())
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
@@ -136,7 +135,7 @@ def test_checkpoints_move_both_ways(graph, name):
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
     for key, value in source.state_dict().items():
         assert torch.equal(again.state_dict()[key], value)
-    assert torch.equal(_run(again.eval(), graph), _run(source.eval(), graph))
+    assert torch.equal(_run(again.eval(), GRAPH), _run(source.eval(), GRAPH))
 
 
 def test_loading_leaves_the_checkpoint_as_it_was():
@@ -163,26 +162,29 @@ def test_keys_that_do_not_fit_are_named_as_in_the_plain_model(name):
         wrapped.load_state_dict(dict(state))
 
 
+def _modes(model: torch.nn.Module) -> list[str]:
+    return [m.sar_options.mode for m in model.modules() if isinstance(m, SARConv)]
+
+
 @pytest.mark.parametrize('has_run', [False, True])
 @pytest.mark.parametrize('how', WAYS)
 @pytest.mark.parametrize('name', few(MODELS))
-def test_copies(graph, shard, name, how, has_run):
+def test_copies(name, how, has_run):
     """Also after a forward on a shard, whose traces must not come along."""
+    shard = load_shard(cut_of(small_graph, 3))
     model = DistributedDataParallel(_make(name), mode='one_shot').eval()
     if has_run:
         _run(model, shard)
     other = copied(model, how)
     assert list(other.state_dict()) == list(model.state_dict())
     assert not {id(p) for p in model.parameters()} & {id(p) for p in other.parameters()}
-    assert [m.sar_options.mode for m in other.modules() if isinstance(m, SARConv)] == [
-        m.sar_options.mode for m in model.modules() if isinstance(m, SARConv)
-    ]
-    for data in (graph, shard):
+    assert _modes(other) == _modes(model)
+    for data in (GRAPH, shard):
         assert torch.equal(_run(other, data), _run(model, data))
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-    for data in (graph, shard):
+    for data in (GRAPH, shard):
         assert not torch.equal(_run(other, data), _run(model, data))
 
 
@@ -201,16 +203,16 @@ def test_reset_parameters():
     assert torch.equal(conv_.lin_l.weight, plain.lin_l.weight)
 
 
-def _places(model: torch.nn.Module) -> list[tuple[str, int, type]]:
+def places(model: torch.nn.Module) -> list[tuple[str, int, type]]:
     return [(name, id(m), type(m)) for name, m in model.named_modules(remove_duplicate=False)]
 
 
 def test_wrapping_twice():
     model = DistributedDataParallel(_make('nested'), mode='one_shot')
-    before = _places(model)
+    before = places(model)
     assert DistributedDataParallel(model) is model
-    assert _places(model) == before
-    assert {m.sar_options.mode for m in model.modules() if isinstance(m, SARConv)} == {'one_shot'}
+    assert places(model) == before
+    assert set(_modes(model)) == {'one_shot'}
     sar = SARConv(GCNConv(6, 6))
     assert DistributedDataParallel(sar) is sar
 

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch_geometric.nn.attention
-from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv, conv
+from test_wrap import mlp, places
+from torch_geometric.nn import GCNConv, GINConv, SAGEConv, conv
 
 from pyg_sar import DistributedDataParallel, SARConv
 from pyg_sar.nn.sar_conv import REFUSED, why_refused
 
 
-def _mlp(num_in: int = 6, num_out: int = 6) -> torch.nn.Module:
-    return torch.nn.Sequential(
-        torch.nn.Linear(num_in, 8),
-        torch.nn.BatchNorm1d(8),
-        torch.nn.ReLU(),
-        torch.nn.Linear(8, num_out),
-    )
-
-
-CONSTRUCTIBLE: dict[str, Callable[[], torch.nn.Module]] = {
-    'PANConv': lambda: conv.PANConv(6, 6, 2),
-}
-
-
-def _places(model: torch.nn.Module) -> list[tuple[str, int, type]]:
-    return [(name, id(m), type(m)) for name, m in model.named_modules(remove_duplicate=False)]
-
-
 def _refuses(model: torch.nn.Module, match: str, **kwargs: Any) -> None:
     """Wrap raises, and leaves every module where it was."""
-    before = _places(model)
+    before = places(model)
     with pytest.raises(ValueError, match=match):
         DistributedDataParallel(model, **kwargs)
-    assert _places(model) == before
+    assert places(model) == before
 
 
 def _class(name: str) -> type:
@@ -60,16 +42,13 @@ def test_refused_classes_by_name(name):
 
 
 @pytest.mark.parametrize('mode', ['sequential', 'one_shot'])
-@pytest.mark.parametrize('name', CONSTRUCTIBLE)
-def test_refused_convs(name, mode):
-    reason = REFUSED[name]
-    module = CONSTRUCTIBLE[name]()
-    _refuses(module, f'^{name} .*{reason}', mode=mode)
-    model = torch.nn.ModuleDict({'first': GINConv(_mlp()), 'last': module})
-    _refuses(model, f"^{name} at 'last' .*{reason}", mode=mode)
-    if isinstance(module, MessagePassing):
-        with pytest.raises(ValueError, match=f'^{name} .*{reason}'):
-            SARConv(module, mode=mode)
+def test_a_refused_conv(mode):
+    module, reason = conv.PANConv(6, 6, 2), f'.*{REFUSED["PANConv"]}'
+    _refuses(module, f'^PANConv {reason}', mode=mode)
+    model = torch.nn.ModuleDict({'first': GINConv(mlp()), 'last': module})
+    _refuses(model, f"^PANConv at 'last' {reason}", mode=mode)
+    with pytest.raises(ValueError, match=f'^PANConv {reason}'):
+        SARConv(module, mode=mode)
 
 
 def test_decomposed_layers():
@@ -84,18 +63,22 @@ def test_a_users_class_of_a_refused_name():
     assert isinstance(DistributedDataParallel(PANConv(6, 6)), SARConv)
 
 
-@pytest.mark.parametrize('mode', ['parallel', 'auto', '', None, 'SEQUENTIAL'])
-def test_unknown_modes(mode):
-    words = "'mode'"
+MODES = 'parallel', 'auto', '', None, 'SEQUENTIAL'
+DTYPES = torch.float16, torch.float32, torch.int8, 'bfloat16'
+
+
+@pytest.mark.parametrize(
+    ('option', 'value', 'words'),
+    [
+        *(('mode', value, "'mode'") for value in MODES),
+        *(('exchange_dtype', value, f'exchange_dtype.*bfloat16.*{value}') for value in DTYPES),
+    ],
+)
+def test_unknown_values(option, value, words):
     with pytest.raises(ValueError, match=words):
-        SARConv(GCNConv(6, 6), mode=mode)
-    _refuses(torch.nn.ModuleList([GINConv(_mlp()), torch.nn.BatchNorm1d(6)]), words, mode=mode)
-
-
-@pytest.mark.parametrize('value', [torch.float16, torch.float32, torch.int8, 'bfloat16'])
-def test_unknown_dtypes(value):
-    with pytest.raises(ValueError, match=f'exchange_dtype.*bfloat16.*{value}'):
-        SARConv(GCNConv(6, 6), exchange_dtype=value)
+        SARConv(GCNConv(6, 6), **{option: value})
+    model = torch.nn.ModuleList([GINConv(mlp()), torch.nn.BatchNorm1d(6)])
+    _refuses(model, words, **{option: value})
 
 
 @pytest.mark.parametrize(

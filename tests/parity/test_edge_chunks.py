@@ -14,9 +14,9 @@ from conv_graphs import plain
 from exact import Result, run_case
 from few import few
 from outcome import assert_exact
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
+from sum_conv import SumConv
 from torch import Tensor
-from torch_geometric.nn import MessagePassing
 
 import pyg_sar
 from pyg_sar.ops import chunks
@@ -40,15 +40,10 @@ def _in_chunks(num_edges: int, name: str, root: str, mode: str) -> Result:
 
 
 NAMES = [
-    'PNAConv: all scalers',
-    'GINEConv: edge features',
-    'MessagePassing: two propagates, node_dim=1',
-    'EdgeConv: aggr=max, ties',
-    'SAGEConv: aggr=mul',
-    'GATConv: edge features',
-    'AGNNConv: learnable beta',
-    'SAGEConv: mean, max and std, mode=attn',
-    'MessagePassing: two softmaxes, one of the other',
+    *('PNAConv: all scalers', 'GINEConv: edge features'),
+    *('MessagePassing: two propagates, node_dim=1', 'EdgeConv: aggr=max, ties'),
+    *('SAGEConv: aggr=mul', 'GATConv: edge features', 'AGNNConv: learnable beta'),
+    *('SAGEConv: mean, max and std, mode=attn', 'MessagePassing: two softmaxes, one of the other'),
 ]
 OTHERS = [
     *('NNConv: add', 'DNAConv: 2 heads', 'TransformerConv: edge features', 'RGATConv: additive'),
@@ -70,6 +65,15 @@ def test_chunks_of_one_edge(root: Path, name: str) -> None:
     assert_exact(name, [_in_chunks(1, name, str(root), 'sequential')])
 
 
+BY_DESTINATION = 'SAGEConv: aggr=median', 'FastRGCNConv: sum, bases', 'RGATConv: mod=scaled'
+
+
+@pytest.mark.parametrize('name', BY_DESTINATION)
+@pytest.mark.parametrize('num_edges', [1, 40])
+def test_chunks_of_destinations(root: Path, name: str, num_edges: int) -> None:
+    assert_exact(name, run_as_threads(_in_chunks, 3, num_edges, name, str(root), 'sequential'))
+
+
 def _of_wide_rows(*args: str) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_at, '_NARROW_BYTES', 0)
@@ -86,15 +90,12 @@ def test_chunks_of_wide_rows(root: Path, name: str) -> None:
 NOTED = SimpleNamespace(seen=[], alive=[], messages=[])
 
 
-class Watched(MessagePassing):
+class Watched(SumConv):
     """Notes how many edges every message gets, and how many of earlier ones are still alive."""
 
     def __init__(self, aggr: str) -> None:
         super().__init__(aggr=aggr)
         self.lin = torch.nn.Linear(8, 8).double()
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
 
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
         NOTED.seen.append(x_j.size(0))
@@ -125,14 +126,8 @@ def test_no_more_edges_are_alive(root: Path, aggr: str, monkeypatch: pytest.Monk
     assert NOTED.alive == [0] * len(NOTED.alive)
 
 
-class Dropout(MessagePassing):
+class Dropout(SumConv):
     """HasCache its mask per edge: with a softmax as the aggregation it takes two passes."""
-
-    def __init__(self, aggr: str) -> None:
-        super().__init__(aggr=aggr)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
 
     def message(self, x_j: Tensor) -> Tensor:
         self.kept = F.dropout(torch.ones_like(x_j), training=self.training)

@@ -9,21 +9,10 @@ import pytest
 import torch
 from alike import Wrap, assert_alike, parallel
 from small_graphs import small_graph
+from sum_conv import SumConv
 from torch import Tensor
+from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    AGNNConv,
-    EdgeConv,
-    GATConv,
-    GATv2Conv,
-    GENConv,
-    GraphConv,
-    MessagePassing,
-    PNAConv,
-    SAGEConv,
-    SimpleConv,
-    TransformerConv,
-)
 from torch_geometric.utils import scatter
 
 WIDTH = 6
@@ -31,31 +20,22 @@ NAN, INF = float('nan'), float('inf')
 KINDS = ('NaN', 'infinite', 'ties')
 
 
-class _Distances(MessagePassing):
+class _Distances(SumConv):
     """Differences of infinities are NaN, in a message that sets none of its rows to zero."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
 
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
         return x_j - x_i
 
 
-class _InBetween(MessagePassing):
+class _InBetween(SumConv):
     """A maximum inside of the message, so that its chunks are those of destinations."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
 
     def message(self, x_j: Tensor, index: Tensor, dim_size: int) -> Tensor:
         return x_j - scatter(x_j, index, 0, dim_size, 'max')[index]
 
 
-class _Across(MessagePassing):
+class _Across(SumConv):
     """A message that looks at all edges at once."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
 
     def message(self, x_j: Tensor) -> Tensor:
         return x_j * x_j.size(0) / len(x_j)
@@ -64,24 +44,24 @@ class _Across(MessagePassing):
 PARTS = ['mean', 'min', 'max', 'std', 'sum']
 
 CONVS: dict[str, Callable[[], torch.nn.Module]] = {
-    **{f'Simple {aggr}': lambda aggr=aggr: SimpleConv(aggr) for aggr in ('max', 'min', 'mean')},
-    'Simple mul': lambda: SimpleConv('mul'),
-    'Simple, parts': lambda: SimpleConv(PARTS, combine_root='cat'),
+    **{f'Simple {aggr}': lambda aggr=aggr: pyg.SimpleConv(aggr) for aggr in ('max', 'min', 'mean')},
+    'Simple mul': lambda: pyg.SimpleConv('mul'),
+    'Simple, parts': lambda: pyg.SimpleConv(PARTS, combine_root='cat'),
     'differences, max': lambda: _Distances('max'),
     'differences, min': lambda: _Distances('min'),
     'inside, max': lambda: _InBetween('max'),
     'across, max': lambda: _Across('max'),
     'across, min': lambda: _Across('min'),
-    'SAGE max': lambda: SAGEConv(WIDTH, 4, aggr='max'),
-    'Graph min': lambda: GraphConv(WIDTH, 4, aggr='min'),
-    'Edge': lambda: EdgeConv(torch.nn.Linear(2 * WIDTH, 4)),
-    'PNA': lambda: PNAConv(WIDTH, 4, PARTS, ['identity', 'amplification'], torch.arange(9)),
-    'GEN': lambda: GENConv(WIDTH, 4, aggr=['softmax', 'max']),
-    'GAT': lambda: GATConv(WIDTH, 4, heads=2),
-    'GAT max': lambda: GATConv(WIDTH, 4, heads=2, aggr='max'),
-    'GATv2': lambda: GATv2Conv(WIDTH, 4, heads=2),
-    'Transformer': lambda: TransformerConv(WIDTH, 4, heads=2),
-    'AGNN': lambda: AGNNConv(),
+    'SAGE max': lambda: pyg.SAGEConv(WIDTH, 4, aggr='max'),
+    'Graph min': lambda: pyg.GraphConv(WIDTH, 4, aggr='min'),
+    'Edge': lambda: pyg.EdgeConv(torch.nn.Linear(2 * WIDTH, 4)),
+    'PNA': lambda: pyg.PNAConv(WIDTH, 4, PARTS, ['identity', 'amplification'], torch.arange(9)),
+    'GEN': lambda: pyg.GENConv(WIDTH, 4, aggr=['softmax', 'max']),
+    'GAT': lambda: pyg.GATConv(WIDTH, 4, heads=2),
+    'GAT max': lambda: pyg.GATConv(WIDTH, 4, heads=2, aggr='max'),
+    'GATv2': lambda: pyg.GATv2Conv(WIDTH, 4, heads=2),
+    'Transformer': lambda: pyg.TransformerConv(WIDTH, 4, heads=2),
+    'AGNN': lambda: pyg.AGNNConv(),
 }
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from alike import cut_of
 from hetero_graphs import CITES, WRITES, hetero_graph
-from small_graphs import cut, small_graph
+from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric import loader as pyg
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
@@ -22,14 +22,10 @@ pytestmark = [
 KINDS = ['directional', 'induced']
 
 
-def _graph(kind: str, folder: Path) -> tuple[Any, Any]:
+def _graph(is_typed: bool) -> tuple[Any, Any]:
     """The graph, and all of its parts in one process."""
-    if kind == 'homogeneous':
-        graph: Any = small_graph()
-        return graph, pyg_sar.load_shard(cut(graph, 1, folder / 'parts'))
-    graph = hetero_graph()
-    pyg_sar.partition_graph(graph, 1, folder / 'parts')
-    return graph, pyg_sar.load_shard(folder / 'parts')
+    make = hetero_graph if is_typed else small_graph
+    return make(), pyg_sar.load_shard(cut_of(make, 1, 'random'))
 
 
 def _of(batch: Any, key: Any) -> Any:
@@ -59,8 +55,8 @@ def _edges(batch: Any, key: Any) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize('of_type', [None, 'paper'])
 @pytest.mark.parametrize('kind', KINDS)
-def test_batches(tmp_path: Path, kind: str, of_type: str | None) -> None:
-    graph, data = _graph('heterogeneous' if of_type else 'homogeneous', tmp_path)
+def test_batches(kind: str, of_type: str | None) -> None:
+    graph, data = _graph(of_type is not None)
     options = {'num_neighbors': [-1, -1], 'batch_size': 3, 'subgraph_type': kind}
     given: Any = of_type or data.train_mask
     ids: Any = (of_type, data[of_type].n_id) if of_type else data.n_id[data.train_mask]
@@ -93,8 +89,8 @@ def _links(batch: Any, key: Any) -> list[Any]:
 @pytest.mark.parametrize('relation', [None, WRITES, CITES])
 @pytest.mark.parametrize('label', [None, torch.arange(30) % 4])
 @pytest.mark.parametrize('kind', KINDS)
-def test_links(tmp_path: Path, kind: str, label: Tensor | None, relation: Any) -> None:
-    graph, data = _graph('heterogeneous' if relation else 'homogeneous', tmp_path)
+def test_links(kind: str, label: Tensor | None, relation: Any) -> None:
+    graph, data = _graph(relation is not None)
     options: dict[str, Any] = {'num_neighbors': [-1, -1], 'batch_size': 4, 'subgraph_type': kind}
     pairs = _of(graph, relation).edge_index[:, torch.arange(30) * 2]
     options |= {'edge_label_index': (relation, pairs) if relation else pairs, 'edge_label': label}
@@ -108,8 +104,8 @@ def test_links(tmp_path: Path, kind: str, label: Tensor | None, relation: Any) -
 
 
 @pytest.mark.parametrize('sampling', ['binary', 'triplet', {'mode': 'binary', 'amount': 0.3}])
-def test_shapes_of_negatives(tmp_path: Path, sampling: Any) -> None:
-    graph, data = _graph('homogeneous', tmp_path)
+def test_shapes_of_negatives(sampling: Any) -> None:
+    graph, data = _graph(False)
     options: dict[str, Any] = {'num_neighbors': [-1], 'batch_size': 7}
     options['neg_sampling'] = {'mode': sampling} if isinstance(sampling, str) else sampling
     ours = pyg_sar.LinkNeighborLoader(data, edge_label_index=graph.edge_index, **options)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -35,28 +37,25 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, 'MIN_EDGES', 40)
 
 
-class _Counts:
-    """Exchanges of rows and of gradients."""
+@pytest.fixture
+def exchanges() -> Iterator[Callable[[], tuple[int, int]]]:
+    """Gives the numbers of exchanges of rows and of gradients since it was called last."""
+    names, counts = ('all_gather_halo', 'reduce_scatter_halo'), Counter[str]()
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.fetched = self.returned = 0
-        fetch, give_back = Exchange.all_gather_halo, Exchange.reduce_scatter_halo
+    def counted(name: str, exchange: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return exchange(*args, **kwargs)
 
-        def counted_fetch(*args: Any, **kwargs: Any) -> Any:
-            self.fetched += 1
-            return fetch(*args, **kwargs)
+        return call
 
-        def counted_return(*args: Any) -> Any:
-            self.returned += 1
-            return give_back(*args)
+    def taken() -> tuple[int, int]:
+        fetched, returned = (counts.pop(name, 0) for name in names)
+        return fetched, returned
 
-        patch.setattr(Exchange, 'all_gather_halo', counted_fetch)
-        patch.setattr(Exchange, 'reduce_scatter_halo', counted_return)
-
-    def take(self) -> tuple[int, int]:
-        found = self.fetched, self.returned
-        self.fetched = self.returned = 0
-        return found
+    made = {name: counted(name, getattr(Exchange, name)) for name in names}
+    with mock.patch.multiple(Exchange, **made):
+        yield taken
 
 
 ONE_PASS = {
@@ -70,22 +69,12 @@ ONE_PASS = {
 
 
 @pytest.mark.parametrize('name', ONE_PASS)
-def test_one_exchange(root: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_exchange(root: str, name: str, exchanges: Any) -> None:
     """Forward fetches the rows once; backward once, and returns their gradients once."""
-    counts, taken = _Counts(monkeypatch), []
-    case, data = CASES[name], pyg_sar.load_shard(root)
-    step(
-        case,
-        pyg_sar.DistributedDataParallel(make(case)),
-        data,
-        'wrapped',
-        lambda stage: taken.append(counts.take()),
-    )
+    case, data, taken = CASES[name], pyg_sar.load_shard(root), []
+    model = pyg_sar.DistributedDataParallel(make(case))
+    step(case, model, data, 'wrapped', lambda stage: taken.append(exchanges()))
     assert taken == [(ONE_PASS[name], 0), (ONE_PASS[name], ONE_PASS[name])]
-
-
-def _cubed(alpha: Tensor) -> Tensor:
-    return alpha**3
 
 
 class _Tripled(torch.autograd.Function):
@@ -119,14 +108,19 @@ def _filled(alpha: Tensor) -> Tensor:
     return out**2
 
 
+def _without_grad(alpha: Tensor) -> Tensor:
+    with torch.no_grad():
+        return alpha * 2
+
+
 NOT_LINEAR: dict[str, Callable[[Tensor], Tensor]] = {
-    'cubed': _cubed,
+    'cubed': lambda alpha: alpha**3,
     'shifted': lambda alpha: alpha + 1e-9,
     'clamped': lambda alpha: alpha.clamp(max=0.3),
     'tiny dropped': lambda alpha: alpha.masked_fill(alpha < 1e-9, 0),
     'detached': lambda alpha: alpha.detach(),
     'half detached': lambda alpha: 0.5 * alpha + 0.5 * alpha.detach(),
-    'no grad': lambda alpha: _without_grad(alpha),
+    'no grad': _without_grad,
     'other gradient': lambda alpha: _Tripled.apply(alpha),
     'hook': _with_hook,
     'heads turned': lambda alpha: alpha.flip(1),
@@ -137,11 +131,6 @@ NOT_LINEAR: dict[str, Callable[[Tensor], Tensor]] = {
     'in place': _in_place,
     'filled in': _filled,
 }
-
-
-def _without_grad(alpha: Tensor) -> Tensor:
-    with torch.no_grad():
-        return alpha * 2
 
 
 LINEAR: dict[str, Callable[[Tensor], Tensor]] = {
@@ -203,10 +192,9 @@ def test_other_uses(use: str) -> None:
 
 @pytest.mark.parametrize('aggr', ['add', 'mean', ['add', 'mean']], ids=str)
 @pytest.mark.parametrize('use', LINEAR)
-def test_linear_uses(use: str, aggr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = _Counts(monkeypatch)
+def test_linear_uses(use: str, aggr: Any, exchanges: Any) -> None:
     _compare(Using(LINEAR[use], aggr))
-    assert counts.take() == (2, 1)
+    assert exchanges() == (2, 1)
 
 
 @pytest.mark.parametrize('aggr', ['max', 'mul', 'std', ['add', 'max']], ids=str)
@@ -225,18 +213,17 @@ def test_in_place_on_the_result() -> None:
     _compare(Adding(lambda alpha: alpha))
 
 
-def test_hook_of_a_later_call(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hook_of_a_later_call(root: str, exchanges: Any) -> None:
     """A hook registered after the first call makes messages that are not linear."""
-    counts = _Counts(monkeypatch)
     conv = Using(lambda alpha: alpha)
     data = pyg_sar.load_shard(root)
     module = pyg_sar.DistributedDataParallel(conv)
     module(data.x, data.edge_index)
-    assert counts.take()[0] == 1
+    assert exchanges()[0] == 1
     handle = conv.register_message_forward_hook(lambda _, __, out: F.relu(out))
     graph = plain()
     out = module(data.x, data.edge_index)
-    assert counts.take()[0] == 0  # it sees all edges at once
+    assert exchanges()[0] == 0  # it sees all edges at once
     want = conv(graph.x, graph.edge_index)[data.n_id]
     torch.testing.assert_close(out, want, rtol=0, atol=1e-10)
     handle.remove()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, cut_of
+from alike import Wrap, assert_alike, cut_of, of_rank, on_whole_graph, take_step
 from conv_case import make
 from conv_cases import CASES
 from exact import Values, step
@@ -131,40 +131,38 @@ class Masked(MessagePassing):
         return x_j * softmax(logits, index).view(-1, 1)
 
 
-def _masked(root: str, factor: float, dtype: torch.dtype, all_of: int | None) -> Any:
-    graph, data = awkward_graph(), pyg_sar.load_shard(root)
+def _masked(
+    data: Any, wrap: Wrap, factor: float, dtype: torch.dtype, all_of: int | None
+) -> list[Any]:
+    graph = awkward_graph()
     mask = torch.zeros(graph.num_edges, dtype=dtype)
     if all_of is not None:
         mask[::3] = -INF
         mask[graph.edge_index[1] == all_of] = -INF
-    conv = Masked(factor)
-    plain = graph.x.to(dtype).requires_grad_()
-    own = data.x.to(dtype).requires_grad_()
-    expected = conv(plain, graph.edge_index, mask)
-    expected.sum().backward()
+    data.x = data.x.to(dtype)
     with _small_chunks():
-        out = pyg_sar.DistributedDataParallel(conv)(own, data.edge_index, mask)
-        out.sum().backward()
-    return (pyg_sar.gather(out), expected), (pyg_sar.gather(own.grad), plain.grad)
+        return take_step(wrap(Masked(factor)), data, mask, loss=torch.sum)
 
 
 @pytest.mark.parametrize('all_of', [-1, 5])
 @pytest.mark.parametrize('world_size', [1, 3])
-def test_masked_edges(root: str, all_of: int, world_size: int) -> None:
+def test_masked_edges(all_of: int, world_size: int) -> None:
     """-inf leaves an edge out; a node whose edges all are gets what it gets from PyG."""
-    for pairs in run_ranks(_masked, world_size, root, 1.0, torch.float64, all_of):
-        for found, wanted in pairs:
-            torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE, equal_nan=True)
+    options = {'graph': awkward_graph, 'cut': 'random', 'ranks': (world_size,), 'parts': 3}
+    options |= {'by': 'processes', 'rtol': 0, 'equal_nan': True}
+    assert_alike(_masked, 1.0, torch.float64, all_of, **options)
 
 
 @pytest.mark.parametrize('factor', [30.0, 1e4])
 def test_large_logits(root: str, factor: float) -> None:
     """In float32, where exp of any of them overflows."""
-    exact = _masked(root, factor, torch.float64, None)
-    rounded = _masked(root, factor, torch.float32, None)
-    for (found, plain), (_, wanted) in zip(rounded, exact, strict=True):
+    exact, plain = (
+        on_whole_graph(_masked, awkward_graph, factor, dtype, None)
+        for dtype in (torch.float64, torch.float32)
+    )
+    for name, found in of_rank(_masked, root, (factor, torch.float32, None)).items():
         assert bool(found.isfinite().all())
         # One process is off as well; and the gradient of a logit, rounded, reaches x many times.
-        error, plain_error = ((t.double() - wanted).abs().max() for t in (found, plain))
-        bound = torch.finfo(torch.float32).eps * (1 + factor) * wanted.abs().max()
+        error, plain_error = ((t.double() - exact[name]).abs().max() for t in (found, plain[name]))
+        bound = torch.finfo(torch.float32).eps * (1 + factor) * exact[name].abs().max()
         assert error <= 2 * plain_error + 2 * bound

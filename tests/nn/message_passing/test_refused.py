@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, scatter, softmax
+from two_types import two_types
 
 from pyg_sar import DistributedDataParallel, SARConv
 
@@ -70,12 +72,8 @@ class OwnAggregate(SumConv):
 
 
 CLASSES = [
-    SoftmaxOverOtherGroups,
-    KeepsTensor,
-    KeepsEdgeTensor,
-    Sources,
-    OtherName,
-    OwnAggregate,
+    *(SoftmaxOverOtherGroups, KeepsTensor, KeepsEdgeTensor),
+    *(Sources, OtherName, OwnAggregate),
 ]
 
 
@@ -147,19 +145,11 @@ class Against(SumConv):
         return inputs.new_zeros(dim_size, 3).index_add(0, index, inputs)
 
 
-def _two_types() -> HeteroData:
-    """As many nodes of each."""
-    data, generator = HeteroData(), torch.Generator().manual_seed(0)
-    for name in 'ab':
-        data[name].x = torch.randn(12, 3, generator=generator).double()
-    data['a', 'to', 'b'].edge_index = torch.randint(12, (2, 40), generator=generator)
-    return data
-
-
 def _turned(data: HeteroData, wrap: Wrap) -> Tensor:
     edges = data['a', 'to', 'b'].edge_index.flip(0)
     return wrap(Against())((data['a'].x, data['b'].x), edges)
 
 
 def test_an_aggregate_into_plain_along_turned_edges():
-    assert_alike(_turned, graph=_two_types, cut='random', ranks=(2,), tolerance=1e-12)
+    graph = functools.partial(two_types, (12, 12), (3, 3), 40, turned=False)
+    assert_alike(_turned, graph=graph, cut='random', ranks=(2,), tolerance=1e-12)

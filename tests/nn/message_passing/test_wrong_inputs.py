@@ -16,36 +16,24 @@ from on_ranks import on_ranks, parts_of
 from small_graphs import assert_all_raise, assert_close, attempt
 from sum_conv import SumConv
 from torch import Tensor
+from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    APPNP,
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    GINConv,
-    GINEConv,
-    GraphConv,
-    MessagePassing,
-    SAGEConv,
-    SGConv,
-    TransformerConv,
-)
 
 import pyg_sar
 from pyg_sar import SARConv
 from pyg_sar.comm.vote import agree
 from pyg_sar.nn import intercept
 
-CONVS: dict[str, Callable[[], MessagePassing]] = {
-    'SAGE': lambda: SAGEConv(6, 4),
-    'GCN': lambda: GCNConv(6, 4),
-    'GIN': lambda: GINConv(torch.nn.Linear(6, 4)),
-    'GAT': lambda: GATConv(6, 4),
-    'Transformer': lambda: TransformerConv(6, 4),
-    'Graph': lambda: GraphConv(6, 4),
-    'GINE': lambda: GINEConv(torch.nn.Linear(6, 4), edge_dim=4),
-    'GAT edges': lambda: GATConv(6, 3, edge_dim=4),
-    'GATv2 edges': lambda: GATv2Conv(6, 3, edge_dim=4),
+CONVS: dict[str, Callable[[], pyg.MessagePassing]] = {
+    'SAGE': lambda: pyg.SAGEConv(6, 4),
+    'GCN': lambda: pyg.GCNConv(6, 4),
+    'GIN': lambda: pyg.GINConv(torch.nn.Linear(6, 4)),
+    'GAT': lambda: pyg.GATConv(6, 4),
+    'Transformer': lambda: pyg.TransformerConv(6, 4),
+    'Graph': lambda: pyg.GraphConv(6, 4),
+    'GINE': lambda: pyg.GINEConv(torch.nn.Linear(6, 4), edge_dim=4),
+    'GAT edges': lambda: pyg.GATConv(6, 3, edge_dim=4),
+    'GATv2 edges': lambda: pyg.GATv2Conv(6, 3, edge_dim=4),
 }
 ROW_CONVS = ('SAGE', 'GCN', 'GIN', 'GAT', 'Transformer')
 EARLY = ('GAT edges', 'GATv2 edges')
@@ -60,7 +48,7 @@ EDGES = {'GCN': 'edge_weight', 'Graph': 'edge_weight'}
 """What a conv takes beside x; all others that have an edge_dim take edge_attr."""
 
 
-def _given(name: str, data: Data, what: str, how: str) -> tuple[MessagePassing, list[Any]]:
+def _given(name: str, data: Data, what: str, how: str) -> tuple[pyg.MessagePassing, list[Any]]:
     """A conv and what it is called with, one of which is changed; nothing without a `how`."""
     conv, x = CONVS[name]().double(), data.x
     edges = EDGES.get(name, 'edge_attr')
@@ -159,7 +147,7 @@ def test_edges_of_one_rank(data):
     root = data.edge_index.handle.shard.root
     for other in (pyg_sar.local(data), pyg_sar.load_shard(root, (dist.get_rank() + 1) % 3)):
         with pytest.raises(ValueError, match=r'edge_index and rows of load_shard.*pyg_sar\.local'):
-            SARConv(SAGEConv(6, 4).double())(other.x, other.edge_index)
+            SARConv(pyg.SAGEConv(6, 4).double())(other.x, other.edge_index)
 
 
 class EdgesTwice(SumConv):
@@ -170,10 +158,7 @@ class EdgesTwice(SumConv):
         return x_j * edges.max() + (edges[0] - edges[1]).view(-1, 1)
 
 
-class EndsOfEdges(SumConv):
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x, edges=edge_index)
-
+class EndsOfEdges(EdgesTwice):
     def message(self, x_j: Tensor, edges_j: Tensor) -> Tensor:
         return x_j * edges_j
 
@@ -259,7 +244,7 @@ def test_copies_of_one_partition_are_one_partition(data):
         if dist.get_rank() == 1:
             root = shutil.copytree(root, f'{folder}/copy')
         data = pyg_sar.load_shard(root)
-        SARConv(SAGEConv(6, 4).double())(data.x, data.edge_index)
+        SARConv(pyg.SAGEConv(6, 4).double())(data.x, data.edge_index)
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
@@ -268,6 +253,6 @@ def test_a_node_that_the_graph_lacks(data, world_size):
     """As a padding node that a forward makes; GCNConv would have normalised it."""
     x = pyg_sar.gather(data.x)
     for rows in (torch.cat([x, x[:1]]), x[:-1]):
-        for conv in (GCNConv(6, 4), SGConv(6, 4), APPNP(2, 0.1), SAGEConv(6, 4)):
+        for conv in (pyg.GCNConv(6, 4), pyg.SGConv(6, 4), pyg.APPNP(2, 0.1), pyg.SAGEConv(6, 4)):
             with pytest.raises(ValueError, match=r'one row per node|a plain tensor has all'):
                 SARConv(conv.double())(rows, data.edge_index)

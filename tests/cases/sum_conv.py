@@ -1,18 +1,13 @@
-"""What these tests share: a conv to change, and how long ranks may wait in vain."""
+"""A conv for tests to change; PyG compiles its propagate, as its forward names every argument."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 
 class SumConv(MessagePassing):
-    """Sums messages of 6 features."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{'aggr': 'add', **kwargs})
+    """Sums x_j."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x)
