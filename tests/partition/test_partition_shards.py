@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 import torch
+from graph_files import assert_same
 from pairs import covering
 from partition_files import meta_of, tree
 from torch_geometric.data import Data
@@ -77,9 +78,7 @@ def test_one_part_reads_all_and_the_others_nothing(tmp_path, check_partition, ma
 def test_graph_is_not_changed(graph, tmp_path):
     before = graph.clone()
     partition_graph(graph, 3, tmp_path / 'out')
-    assert graph.keys() == before.keys()
-    for key in before.keys():  # noqa: SIM118
-        assert torch.equal(graph[key], before[key])
+    assert_same(graph, before)
 
 
 @pytest.mark.parametrize('dtype', [torch.int32, torch.int16, torch.uint8])
