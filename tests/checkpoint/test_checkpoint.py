@@ -30,10 +30,6 @@ def _python_random_goes_on() -> Iterator[None]:
     random.setstate(state)
 
 
-def _parts(num_parts: int) -> str:
-    return str(parts_of(num_parts))
-
-
 def _interrupted(parts: str, root: str, stop: int, num_epochs: int, **options: Any) -> list[float]:
     """As resumed, in two pieces: the second one starts from the first one's last checkpoint."""
     state = random.getstate()
@@ -48,7 +44,7 @@ def _interrupted(parts: str, root: str, stop: int, num_epochs: int, **options: A
 @pytest.mark.parametrize('world_size', few([3, 1]))
 def test_resumed_training_is_the_same_to_the_bit(tmp_path, world_size, options):
     """On three ranks, where the order of a sum over ranks matters."""
-    parts, root = _parts(world_size), str(tmp_path / 'run')
+    parts, root = str(parts_of(world_size)), str(tmp_path / 'run')
     want = run_ranks(losses, world_size, parts, 7, **options)
     assert run_ranks(_interrupted, world_size, parts, root, 2, 7, **options) == want
     assert sorted(os.listdir(root)) == ['epoch-000006', 'epoch-000007']
@@ -70,9 +66,9 @@ def test_training_goes_on_with_another_number_of_ranks_and_parts(tmp_path):
     root = tmp_path / 'run'
     plain = Run(small_graph(), plain=True)
     want = [plain.epoch() for _ in range(6)]
-    run_ranks(resumed, 3, _parts(3), str(root), 2)
-    run_ranks(resumed, 2, _parts(2), str(root), 4)
-    found = resumed(_parts(4), str(root), 5)  # one process, without a process group
+    run_ranks(resumed, 3, str(parts_of(3)), str(root), 2)
+    run_ranks(resumed, 2, str(parts_of(2)), str(root), 4)
+    found = resumed(str(parts_of(4)), str(root), 5)  # one process, without a process group
     run = Run(small_graph(), plain=True)  # PyG on one machine
     last = run.load(root)
     assert (last.num_ranks, last.path) == (1, root / 'epoch-000005')
@@ -80,7 +76,7 @@ def test_training_goes_on_with_another_number_of_ranks_and_parts(tmp_path):
 
 
 def test_torch_loads_the_weights_of_the_plain_model(tmp_path):
-    run_ranks(resumed, 2, _parts(2), str(tmp_path / 'run'), 2)
+    run_ranks(resumed, 2, str(parts_of(2)), str(tmp_path / 'run'), 2)
     ours, plain = Net().double(), Net().double()
     assert load_checkpoint(tmp_path / 'run', ours).epoch == 2
     file = tmp_path / 'run' / 'epoch-000002' / 'model.pt'
