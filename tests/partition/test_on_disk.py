@@ -24,14 +24,11 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToSparseTensor, ToUndirected
 from torch_geometric.typing import WITH_TORCH_SPARSE
 from torch_geometric.utils import coalesce, to_edge_index, to_torch_csc_tensor
-from whole_partition import verify_partition
 
 from pyg_sar import load_shard
-from pyg_sar.partition import layout, memmap, metis
 from pyg_sar.partition.external_sort import neighbours, stable_order
 from pyg_sar.partition.memmap import MEMORY, RowStream, Scratch, save_rows
-from pyg_sar.partition.options import CutOptions
-from pyg_sar.partition.partition_graph import cut_graph, partition_graph
+from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.sources.files import map_array
 from pyg_sar.partition.sources.reverse import add_reverse_edges
@@ -146,23 +143,6 @@ def _heterogeneous() -> HeteroData:
     data['a', 'has', 'a'].edge_index = torch.randint(40, (2, 200), generator=generator)
     data['b', 'no', 'a'].edge_index = torch.empty(2, 0, dtype=torch.int64)
     return data
-
-
-@pytest.mark.usefixtures('tiny')
-@pytest.mark.parametrize('order', ['cache', 'source'])
-@pytest.mark.parametrize('num_parts', [1, 2, 5])
-def test_layout_in_many_buckets(tmp_path, monkeypatch, check_partition, num_parts, order):
-    """Against the oracle, which knows the graph alone; with two parts as beyond 2^31 nodes."""
-    monkeypatch.setattr(metis, 'ROWS', 4)
-    if num_parts == 2:
-        monkeypatch.setattr(layout, 'smallest_dtype', lambda _: torch.int64)
-    assert 4 * num_parts * 4 * memmap.CHUNK_ROWS < 500  # several buckets a part
-    for name, data in (('a', _homogeneous()), ('b', _heterogeneous())):
-        is_cache = order == 'cache'
-        cut_graph(data, num_parts, tmp_path / name, CutOptions(), in_cache_order=is_cache)
-        assert verify_partition(tmp_path / name) == []
-    check_partition(tmp_path / 'a', _homogeneous(), num_parts)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['a', 'b']
 
 
 def _arrays(data: Any) -> dict[str, Any]:
