@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,21 +145,30 @@ def test_launched_but_not_initialised(root, monkeypatch):
 
 
 def _load(root_of_rank: list[str], rank: int | None = None) -> str:
-    own = torch.distributed.get_rank()
-    return attempt(load_shard, root_of_rank[own], rank)
+    return attempt(load_shard, root_of_rank[pyg_sar.comm.ranks.rank()], rank)
 
 
-@pytest.mark.parametrize('kind', ['another cut', 'another kind', 'other features'])
+def _changed(make: Callable[[], Any]) -> Any:
+    data = make()
+    store = data.node_stores[0]
+    store.x = store.x + 1
+    return data
+
+
+OTHERS: dict[str, tuple[Any, str, Any, str]] = {
+    'another cut': (hetero_graph(), 'metis', hetero_graph(), 'random'),
+    'another kind': (hetero_graph(), 'metis', small_graph(), 'metis'),
+    'other features': (small_graph(), 'range', _changed(small_graph), 'range'),
+    'other features of a type': (hetero_graph(), 'metis', _changed(hetero_graph), 'metis'),
+}
+
+
+@pytest.mark.parametrize('kind', OTHERS)
 def test_another_partition_on_one_rank_raises_on_all(tmp_path, kind):
-    root, other, changed = tmp_path / 'parts', tmp_path / 'other', hetero_graph()
-    partition_graph(hetero_graph(), 3, root, method='metis')
-    changed['paper'].x = changed['paper'].x + 1
-    if kind == 'other features':
-        partition_graph(changed, 3, other, method='metis')
-    elif kind == 'another cut':
-        partition_graph(hetero_graph(), 3, other, method='random')
-    else:
-        cut(small_graph(), 3, other)
+    graph, method, other_graph, other_method = OTHERS[kind]
+    root, other = tmp_path / 'parts', tmp_path / 'other'
+    partition_graph(graph, 3, root, method=method)
+    partition_graph(other_graph, 3, other, method=other_method)
     outcomes = run_ranks(_load, 3, [str(root), str(root), str(other)])
     assert_all_raise(outcomes, 'ValueError', 'same partition', 'other')
     shutil.copytree(root, tmp_path / 'copy')
@@ -193,15 +203,11 @@ def test_a_machine_holds_the_parts_of_its_rank_alone(tmp_path, world_size):
     torch.testing.assert_close(assemble(found, 40), want)
 
 
-def _attempt_own(root_of_rank: list[str]) -> str:
-    return attempt(load_shard, root_of_rank[pyg_sar.comm.ranks.rank()])
-
-
 def test_a_missing_part_is_named_on_all_ranks(tmp_path):
     roots = _machines(cut(small_graph(), 6, tmp_path / 'parts'), 3, tmp_path)
     shutil.rmtree(Path(roots[1]) / 'part_3')
     words = f"the folders of parts 2 to 3 in '{roots[1]}', which rank 1 of 3 owns (got no"
-    outcomes = run_as_threads(_attempt_own, 3, roots)
+    outcomes = run_as_threads(_load, 3, roots)
     assert_all_raise(outcomes, 'FileNotFoundError', words, f"'{roots[1]}/part_3'")
 
 
@@ -212,7 +218,7 @@ def test_a_part_that_was_copied_badly_raises_on_all(tmp_path):
     pos = load_part(Path(roots[2]), 4, 'node_feats.pt')['feats']['pos'].numpy().tobytes()
     content[content.index(pos)] ^= 1
     file.write_bytes(content)
-    outcomes = run_as_threads(_attempt_own, 3, roots)
+    outcomes = run_as_threads(_load, 3, roots)
     assert_all_raise(outcomes, 'ValueError', f"expected '{file}' as it was written")
 
 
