@@ -130,10 +130,8 @@ def _check_partition(
     Returns the part of every node.
     """
     assert verify_partition(root) == []
-    names = {
-        'node': [n for n in node_attrs if n in data],
-        'edge': [n for n in edge_attrs if n in data],
-    }
+    given = {'node': node_attrs, 'edge': edge_attrs}
+    names = {kind: [n for n in of_kind if n in data] for kind, of_kind in given.items()}
     src, dst = data.edge_index
     num_nodes, num_edges = data.num_nodes, src.numel()
     assert num_nodes is not None
@@ -153,9 +151,9 @@ def _check_partition(
         assert {path.name for path in folder.iterdir()} == {
             *('edge_feats.pt', 'graph.pt', 'node_feats.pt', 'sar.pt')
         }
-        narrow = ('halo_pos', 'boundary_pos', 'src', 'dst')
-        for name, value in sar.items():
-            assert value.dtype == (torch.int32 if name in narrow else torch.int64)
+        narrow = {name for name, value in sar.items() if value.dtype == torch.int32}
+        assert narrow == {'halo_pos', 'boundary_pos', 'src', 'dst'}
+        assert {sar[name].dtype for name in {*sar} - narrow} == {torch.int64}
         # Own nodes; edges into them, as they are in the graph, in the order of the format.
         own, e_id = sar['n_id'].tolist(), sar['e_id']
         assert sorted(own) == (part_of == part).nonzero().view(-1).tolist()
@@ -181,14 +179,8 @@ def _check_partition(
 
     meta = json.loads((root / 'META.json').read_text())
     ours = meta.pop('pyg_sar')
-    assert meta == {
-        'num_parts': num_parts,
-        'node_types': None,
-        'edge_types': None,
-        'node_offset': None,
-        'is_hetero': False,
-        'is_sorted': False,
-    }
+    plain = {'is_hetero': False, 'is_sorted': False, 'num_parts': num_parts}
+    assert meta == {**plain, 'node_types': None, 'edge_types': None, 'node_offset': None}
     said = {
         'format_version': 2,
         'num_nodes': num_nodes,
@@ -199,12 +191,10 @@ def _check_partition(
         'block_edges': block_edges,
     }
     for kind in ('node', 'edge'):
+        rows = {name: data[name] for name in names[kind]}
         said[f'{kind}_attrs'] = {
-            name: {
-                'dtype': str(data[name].dtype).removeprefix('torch.'),
-                'shape': list(data[name].shape[1:]),
-            }
-            for name in names[kind]
+            name: {'dtype': str(of.dtype).removeprefix('torch.'), 'shape': list(of.shape[1:])}
+            for name, of in rows.items()
         }
     assert said.items() <= ours.items()
     assert ours['partition']['edge_cut'] == int((part_of[src] != part_of[dst]).sum())
