@@ -101,43 +101,22 @@ def test_folders_beside_a_partition_that_others_made_are_left(tmp_path: Path) ->
     assert left == {*names, 'parts', '.parts.abcdef000000.tmp'}
 
 
-def _save(parts: Path) -> str:
+def _save(parts: Path) -> None:
     (parts / 'run').mkdir()
     (parts / 'run' / 'model.pt').write_text('epoch 100')
-    return 'run/model.pt'
 
 
-def _link(parts: Path) -> str:
-    (parts / 'run').symlink_to(parts.parent / 'elsewhere')
-    return 'run'
-
-
-def _folder(parts: Path) -> str:
-    (parts / 'part_1' / 'run').mkdir()
-    return 'part_1/run'
-
-
-def _change(parts: Path) -> str:
-    torch.save({'feats': {'x': torch.zeros(4, 2)}}, parts / 'part_1' / 'node_feats.pt')
-    return 'part_1/node_feats.pt'
-
-
-def _another(parts: Path) -> str:
+def _another(parts: Path) -> None:
     data = Data(x=torch.zeros(8, 2), edge_index=_small().edge_index)
     pyg_sar.partition_graph(data, 2, parts, method='range', force=True)
-    return 'part_1/sar.pt'
 
 
-def _a_file(parts: Path) -> str:
-    shutil.rmtree(parts, ignore_errors=True)
-    parts.write_text('a file')
-    return '.'
+def _in_its_place(write: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda parts: (shutil.rmtree(parts, ignore_errors=True), write(parts))
 
 
-def _a_link(parts: Path) -> str:
-    shutil.rmtree(parts, ignore_errors=True)
-    parts.symlink_to(parts.parent / 'elsewhere')
-    return '.'
+def _link(path: Path) -> None:
+    path.symlink_to(path.parent / 'elsewhere')
 
 
 def _whole(root: Path) -> dict[str, bytes | str]:
@@ -149,39 +128,56 @@ def _whole(root: Path) -> dict[str, bytes | str]:
     }
 
 
-WRITES = [_save, _link, _folder, _change, _another, _a_file, _a_link]
+OTHER_ROWS = {'feats': {'x': torch.zeros(4, 2)}}
+WRITES: dict[str, tuple[Callable[[Path], object], str]] = {
+    'a folder': (_save, 'run/model.pt'),
+    'a link': (lambda parts: (parts / 'run').symlink_to(parts.parent / 'elsewhere'), 'run'),
+    'a folder in a part': (lambda parts: (parts / 'part_1' / 'run').mkdir(), 'part_1/run'),
+    'other rows': (
+        lambda parts: torch.save(OTHER_ROWS, parts / 'part_1' / 'node_feats.pt'),
+        'part_1/node_feats.pt',
+    ),
+    'another partition': (_another, 'part_1/sar.pt'),
+    'a file in its place': (_in_its_place(lambda parts: parts.write_text('a file')), '.'),
+    'a link in its place': (_in_its_place(_link), '.'),
+}
+"""What is written, and the name that an error has of it."""
+
+OF_A_PARTITION = ('a folder in a part', 'other rows')
 MOMENTS = [
     *(('in the cut', True), ('as it ends', True)),
     *(('at the exchange', True), ('at the exchange', False)),
 ]
 CASES = [  # every two of them together
-    (write, (i + j) % 2 == 0 and write not in (_folder, _change), moment)  # two are of a partition
-    for i, write in enumerate(WRITES)
+    (what, (i + j) % 2 == 0 and what not in OF_A_PARTITION, moment)
+    for i, what in enumerate(WRITES)
     for j, moment in enumerate(MOMENTS)
-    if not ('exchange' in moment[0] and write is _a_file)  # which the system refuses
+    if not ('exchange' in moment[0] and what == 'a file in its place')  # the system refuses
 ]
 
 
-@pytest.mark.parametrize(('write', 'is_first', 'moment'), CASES)
+@pytest.mark.parametrize(('what', 'is_first', 'moment'), CASES)
 def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
-    write: Callable[[Path], str],
+    what: str,
     is_first: bool,
     moment: tuple[str, bool],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parts, found, (when, exchanges) = tmp_path / 'parts', [], moment
+    write, name_of_it = WRITES[what]
     (tmp_path / 'elsewhere').mkdir()
     if not is_first:
         pyg_sar.partition_graph(_small(), 2, parts, method='range')
-    elif write in (_save, _link):
+    elif what in ('a folder', 'a link'):
         parts.mkdir()
 
     def wrote(function: Any) -> Any:
         def write_before(*args: Any, **kwargs: Any) -> Any:
             if not found:
-                found.append('')
-                found[:] = [write(parts), *[_whole(parts)]]
+                found.append({})
+                write(parts)
+                found[0] = _whole(parts)
             return function(*args, **kwargs)
 
         return write_before
@@ -196,9 +192,8 @@ def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
         monkeypatch.setattr('pyg_sar.utils.durable._exchange', lambda a, b: False)
     with pytest.raises(ValueError, match='as it was when the cut began') as raised:
         pyg_sar.partition_graph(_small(), 2, parts, method='range', force=True)
-    name, before = found
-    assert f"got '{name}'" in str(raised.value)
-    assert _whole(parts) == before
+    assert f"got '{name_of_it}'" in str(raised.value)
+    assert [_whole(parts)] == found
     kept = Path(str(raised.value).rsplit("'", 2)[1])
     others = {path.name for path in tmp_path.iterdir()}
     assert others == {'parts', 'elsewhere', kept.name}
@@ -206,7 +201,7 @@ def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
         loaded = [pyg_sar.local(pyg_sar.load_shard(kept, rank)).x for rank in range(2)]
         assert torch.equal(torch.cat(loaded), _small().x)
         pyg_sar.partition_graph(_small(), 2, tmp_path / 'elsewhere', method='range', force=True)
-        if write is _save and not is_first:
+        if what == 'a folder' and not is_first:
             shutil.rmtree(parts / 'run', ignore_errors=True)
             pyg_sar.partition_graph(_small(), 2, parts, method='range', force=True)
 
