@@ -27,11 +27,16 @@ LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 4), (2, 6), (4, 4)]
 
 
 @pytest.fixture(params=LAYOUTS, ids=lambda p: f'{p[0]} ranks {p[1]} parts')
-def shards(request: pytest.FixtureRequest) -> list[Data]:
-    """What every rank loads, read in one process without torch.distributed."""
+def handles(request: pytest.FixtureRequest) -> list[ShardEdges]:
+    """The edges of every rank, read in one process without torch.distributed."""
     world_size, num_parts = request.param
-    root = parts_of(num_parts)
-    return [read_shard(root, rank, world_size) for rank in range(world_size)]
+    shards = (read_shard(parts_of(num_parts), rank, world_size) for rank in range(world_size))
+    return [data.edge_index.handle for data in shards]
+
+
+def _derived(kind: str, handle: ShardEdges) -> tuple[Tensor, Plan]:
+    ids = DERIVED[kind](handle.ids, handle.shard.num_own)
+    return ids, plan_of(ShardEdges(ids, handle.shard, is_whole=kind in ('whole', 'clone')))
 
 
 # From the handle and the number of own nodes.
@@ -97,21 +102,17 @@ def _check_segments(
 
 
 @pytest.mark.parametrize('derived', few(DERIVED))
-def test_blocks_partition_the_edges(shards, derived):
-    for data in shards:
-        shard = data.edge_index.handle.shard
-        edge_index = DERIVED[derived](data.edge_index.handle.ids, shard.num_own)
-        handle = ShardEdges(edge_index, shard, is_whole=derived in ('whole', 'clone'))
-        _check_plan(plan_of(handle), edge_index)
+def test_blocks_partition_the_edges(handles, derived):
+    for handle in handles:
+        edge_index, plan = _derived(derived, handle)
+        _check_plan(plan, edge_index)
 
 
 @pytest.mark.parametrize('derived', few(['permuted', 'whole', 'loops added', 'no edges'], every=4))
 @pytest.mark.parametrize('shape', [(), (3,), (2, 2)], ids=str)
-def test_take_and_put_are_inverse(shards, derived, shape):
-    for data in shards:
-        shard = data.edge_index.handle.shard
-        edge_index = DERIVED[derived](data.edge_index.handle.ids, shard.num_own)
-        plan = plan_of(ShardEdges(edge_index, shard, is_whole=derived == 'whole'))
+def test_take_and_put_are_inverse(handles, derived, shape):
+    for handle in handles:
+        edge_index, plan = _derived(derived, handle)
         values = torch.randn(edge_index.size(1), *shape)
         copy = torch.full_like(values, float('nan'))
         for block in plan.blocks:
@@ -123,19 +124,18 @@ def test_take_and_put_are_inverse(shards, derived, shape):
         assert torch.equal(copy, values)
 
 
-def test_edges_of_the_whole_are_views(shards):
+def test_edges_of_the_whole_are_views(handles):
     """A block of the shard's own edges is a range: taking it copies nothing."""
-    for data in shards:
-        values = torch.randn(data.num_edges, 2)
-        for block in plan_of(data.edge_index.handle).blocks:
+    for handle in handles:
+        values = torch.randn(handle.num_edges, 2)
+        for block in plan_of(handle).blocks:
             if block.num_edges:
                 storage = block.take(values).untyped_storage()
                 assert storage.data_ptr() == values.untyped_storage().data_ptr()
 
 
-def test_remembered_by_content(shards):
-    for data in shards:
-        handle = data.edge_index.handle
+def test_remembered_by_content(handles):
+    for handle in handles:
         plan = plan_of(handle)
         for is_whole in (False, True):
             assert plan_of(handle.with_ids(handle.ids.clone(), is_whole=is_whole)) is plan
@@ -146,19 +146,18 @@ def test_remembered_by_content(shards):
         assert plan_of(handle) is plan
 
 
-def test_views_of_the_same_memory(shards):
+def test_views_of_the_same_memory(handles):
     """The other way round, every second edge, the first half: the same size, other edges."""
-    for data in shards:
-        handle, edge_index = data.edge_index.handle, data.edge_index.handle.ids
+    for handle in handles:
+        edge_index, half = handle.ids, handle.num_edges // 2
         plan_of(handle)
-        half = edge_index.size(1) // 2
         flipped = edge_index[:, torch.arange(edge_index.size(1) - 1, -1, -1)]
         for view in (flipped, edge_index[:, :half], edge_index[:, ::2][:, :half]):
             _check_plan(plan_of(handle.with_ids(view)), view)
 
 
-def test_plans_do_not_pile_up(shards):
-    handle = shards[-1].edge_index.handle
+def test_plans_do_not_pile_up(handles):
+    handle = handles[-1]
     shard, whole = handle.shard, plan_of(handle)
     for i in range(100):
         plan_of(handle.with_ids(handle.ids[:, : i % handle.num_edges]))
@@ -173,9 +172,8 @@ def _with_id(handle: ShardEdges, row: int, value: int) -> ShardEdges:
     return handle.with_ids(ids)
 
 
-def test_ids_out_of_range(shards):
-    for data in shards:
-        handle = data.edge_index.handle
+def test_ids_out_of_range(handles):
+    for handle in handles:
         num_local = handle.shard.num_own + handle.shard.num_halo
         for row, value in ((0, -1), (1, -1), (0, num_local), (1, num_local), (0, 10**12)):
             message = rf'expected local ids in \[0, {num_local}\).*got.*{value}'
