@@ -226,7 +226,7 @@ def test_gaps(tmp_path: Path) -> None:
     data, _ = _read(path, relabel=True)
     assert data.node_names.to_pylist() == ['5', 'x', '7']
     torch.save(Data(x=torch.ones(9, 1), edge_index=torch.tensor([[7], [8]])), tmp_path / 'a.pt')
-    with pytest.raises(ValueError, match=r"attributes of nodes .* .got .*\['x'\]"):
+    with pytest.raises(ValueError, match=r"edges without attributes of nodes .* .got .*\['x'\]"):
         load_source(tmp_path / 'a.pt', relabel=True)
 
 

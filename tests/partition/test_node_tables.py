@@ -274,9 +274,6 @@ def test_what_is_refused(tmp_path):
     given = NodeTableOptions(nodes=os.fspath(nodes))
     with pytest.raises(ValueError, match="no 'relabel' beside a table of nodes"):
         load_source(near, tables=given, relabel=True)
-    torch.save({'edge_index': torch.ones(2, 1).long(), 'x': torch.ones(2, 1)}, tmp_path / 'a.pt')
-    with pytest.raises(ValueError, match='edges without attributes of nodes'):
-        load_source(tmp_path / 'a.pt', relabel=True)
 
 
 def test_arrays_beside_names(tmp_path):
