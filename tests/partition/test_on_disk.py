@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from graphs import awkward_graph
 from hypothesis import given
 from hypothesis import strategies as st
 from partition_files import is_in_file, tree
+from ranks import context
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToSparseTensor, ToUndirected
 from torch_geometric.typing import WITH_TORCH_SPARSE
@@ -32,6 +34,7 @@ from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.sources.files import map_array
 from pyg_sar.partition.sources.reverse import add_reverse_edges
+from pyg_sar.partition.writer import replace_folder
 
 # Arrays
 
@@ -204,6 +207,29 @@ def test_disk_full_leaves_nothing(tmp_path, graph):
         resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
         signal.signal(signal.SIGXFSZ, old_action)
     assert list(tmp_path.iterdir()) == []
+
+
+def _half_written(root: Path, pipe: Any) -> None:
+    with replace_folder(root) as folder:
+        (folder / 'half').write_text('a')
+        pipe.send('ready')
+        time.sleep(600)
+
+
+@pytest.mark.slow
+def test_what_a_killed_run_left_is_removed(tmp_path, graph):
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_half_written, args=(tmp_path / 'out', theirs), daemon=True)
+    process.start()
+    assert ours.recv() == 'ready'
+    partition_graph(graph, 2, tmp_path / 'other')
+    (left,) = tmp_path.glob('.out.*.tmp')
+    partition_graph(graph, 2, tmp_path / 'out')  # does not touch that of a living process
+    assert (left / 'new.tmp' / 'half').exists()
+    process.kill()
+    process.join()
+    partition_graph(graph, 3, tmp_path / 'out', force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['other', 'out']
 
 
 # Reverse edges
