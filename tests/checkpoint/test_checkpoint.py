@@ -6,7 +6,6 @@ import copy
 import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ import pytest
 import torch
 from checkpoint_runs import Net, Run, losses, resumed
 from few import few
+from on_ranks import on_ranks, parts_of
 from ranks import run_ranks
-from small_graphs import cut, small_graph
+from small_graphs import small_graph
 from torch.optim import lr_scheduler
 
 import pyg_sar
@@ -28,10 +28,6 @@ def _python_random_goes_on() -> Iterator[None]:
     state = random.getstate()
     yield
     random.setstate(state)
-
-
-def _parts(tmp_path: Path, num_parts: int) -> str:
-    return str(cut(small_graph(), num_parts, tmp_path / f'parts {num_parts}'))
 
 
 def _interrupted(parts: str, root: str, stop: int, num_epochs: int, **options: Any) -> list[float]:
@@ -48,36 +44,31 @@ def _interrupted(parts: str, root: str, stop: int, num_epochs: int, **options: A
 @pytest.mark.parametrize('world_size', few([3, 1]))
 def test_resumed_training_is_the_same_to_the_bit(tmp_path, world_size, options):
     """On three ranks, where the order of a sum over ranks matters."""
-    parts, root = _parts(tmp_path, world_size), str(tmp_path / 'run')
+    parts, root = str(parts_of(world_size)), str(tmp_path / 'run')
     want = run_ranks(losses, world_size, parts, 7, **options)
     assert run_ranks(_interrupted, world_size, parts, root, 2, 7, **options) == want
     assert sorted(os.listdir(root)) == ['epoch-000006', 'epoch-000007']
 
 
-def _gradients_at_the_same_weights(root: str) -> list[bool]:
-    run = Run(pyg_sar.load_shard(root))
+@on_ranks(3)
+def test_the_sum_of_gradients_is_the_same_in_every_epoch(data):
+    """torch lays out the buckets once more after its first backward, which changes last bits."""
+    run, gradients = Run(data), []
     weights = copy.deepcopy(run.model.state_dict())
-    gradients = []
     for _ in range(2):
         run.model.load_state_dict(weights)
         run.epoch()
         gradients.append([parameter.grad.clone() for parameter in run.model.parameters()])
-    return [torch.equal(first, second) for first, second in zip(*gradients, strict=True)]
-
-
-def test_the_sum_of_gradients_is_the_same_in_every_epoch(tmp_path):
-    """torch lays out the buckets once more after its first backward, which changes last bits."""
-    results = run_ranks(_gradients_at_the_same_weights, 3, _parts(tmp_path, 3))
-    assert all(all(equal) for equal in results)
+    assert all(map(torch.equal, *gradients))
 
 
 def test_training_goes_on_with_another_number_of_ranks_and_parts(tmp_path):
     root = tmp_path / 'run'
     plain = Run(small_graph(), plain=True)
     want = [plain.epoch() for _ in range(6)]
-    run_ranks(resumed, 3, _parts(tmp_path, 3), str(root), 2)
-    run_ranks(resumed, 2, _parts(tmp_path, 2), str(root), 4)
-    found = resumed(_parts(tmp_path, 4), str(root), 5)  # one process, without a process group
+    run_ranks(resumed, 3, str(parts_of(3)), str(root), 2)
+    run_ranks(resumed, 2, str(parts_of(2)), str(root), 4)
+    found = resumed(str(parts_of(4)), str(root), 5)  # one process, without a process group
     run = Run(small_graph(), plain=True)  # PyG on one machine
     last = run.load(root)
     assert (last.num_ranks, last.path) == (1, root / 'epoch-000005')
@@ -85,7 +76,7 @@ def test_training_goes_on_with_another_number_of_ranks_and_parts(tmp_path):
 
 
 def test_torch_loads_the_weights_of_the_plain_model(tmp_path):
-    run_ranks(resumed, 2, _parts(tmp_path, 2), str(tmp_path / 'run'), 2)
+    run_ranks(resumed, 2, str(parts_of(2)), str(tmp_path / 'run'), 2)
     ours, plain = Net().double(), Net().double()
     assert load_checkpoint(tmp_path / 'run', ours).epoch == 2
     file = tmp_path / 'run' / 'epoch-000002' / 'model.pt'

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_runs import Net
+from on_ranks import on_ranks
 from ranks import run_once, run_ranks
 from small_graphs import assert_all_raise, attempt
 from torch_geometric.data import Data
@@ -23,6 +24,7 @@ import pyg_sar
 from pyg_sar import load_checkpoint, save_checkpoint
 from pyg_sar.checkpoint import save
 from pyg_sar.checkpoint.files import write_state
+from pyg_sar.comm.ranks import rank
 from pyg_sar.utils import durable
 
 
@@ -31,53 +33,37 @@ def _net() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.Adam(model.parameters())
 
 
-def _wrong(root: str) -> list[str]:
-    """What is raised for models, optimizers and arguments that do not belong to the checkpoint."""
-    model = pyg_sar.DistributedDataParallel(Net())
+@on_ranks(2, 0)
+def test_what_does_not_belong_together_is_refused_on_all_ranks(tmp_path):
+    model, root = pyg_sar.DistributedDataParallel(Net()), tmp_path / 'run'
     optimizer = torch.optim.Adam(model.parameters())
     save_checkpoint(root, model, optimizer, epoch=3)
-
-    def load(other: torch.nn.Module, kind: Any = torch.optim.Adam, **kwargs: Any) -> str:
-        state = {name: value.clone() for name, value in other.state_dict().items()}
-        text = attempt(load_checkpoint, root, other, kind(other.parameters()), **kwargs)
-        assert all(torch.equal(value, state[k]) for k, value in other.state_dict().items())
-        return text
-
-    more = Net()
+    more, less = Net(), Net()
     more.head = torch.nn.Linear(1, 1)
-    less = Net()
     del less.second.bias
     less.second.register_parameter('bias', None)
-    rank = torch.distributed.get_rank()
-    return [
-        load(more),
-        load(less),
-        load(Net(hidden=9)),
-        load(Net().double()),
-        load(Net(), torch.optim.SGD),
-        attempt(save_checkpoint, root, model, optimizer, epoch=3),
-        attempt(save_checkpoint, root, model, optimizer, epoch=4 + rank),
-        attempt(save_checkpoint, root, model, optimizer, epoch=4, keep=1 - rank),
-        attempt(load_checkpoint, root if rank == 0 else f'{root}-elsewhere', model),
-    ]
-
-
-def test_what_does_not_belong_together_is_refused_on_all_ranks(tmp_path):
-    words = [
-        "ValueError: .*'head.weight'",
-        "ValueError: .*'second.bias'",
-        r"ValueError: .*'first.lin_l.weight' .* \[9, 6\] torch.float32 \(got \[8, 6\]",
-        r"ValueError: .*'first.lin_l.weight' .* torch.float64 \(got \[8, 6\] torch.float32",
-        r'ValueError: .* SGD \(got Adam\)',
-        r"ValueError: .*'epoch' after 3.*\(got 3\)",
-        'ValueError: .*same epoch on all ranks',
-        "ValueError: (rank 1: )?'keep'",
-        'FileNotFoundError: (rank 1: )?.*elsewhere',
-    ]
-    results = run_ranks(_wrong, 2, str(tmp_path / 'run'))
-    for number, word in enumerate(words):
-        assert all(re.match(word, texts[number]) for texts in results), results[0][number]
-    assert os.listdir(tmp_path / 'run') == ['epoch-000003']
+    adam, first = torch.optim.Adam, "'first.lin_l.weight' .*"
+    for other, kind, words in (
+        (more, adam, "'head.weight'"),
+        (less, adam, "'second.bias'"),
+        (Net(hidden=9), adam, first + r'\[9, 6\] torch.float32 \(got \[8, 6\]'),
+        (Net().double(), adam, first + r'torch.float64 \(got \[8, 6\] torch.float32'),
+        (Net(), torch.optim.SGD, r'SGD \(got Adam\)'),
+    ):
+        state = {name: value.clone() for name, value in other.state_dict().items()}
+        with pytest.raises(ValueError, match=words):
+            load_checkpoint(root, other, kind(other.parameters()))
+        assert all(torch.equal(value, state[k]) for k, value in other.state_dict().items())
+    for words, options in (
+        (r"'epoch' after 3.*\(got 3\)", {'epoch': 3}),
+        ('same epoch on all ranks', {'epoch': 4 + rank()}),
+        ("^(rank 1: )?'keep'", {'epoch': 4, 'keep': 1 - rank()}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            save_checkpoint(root, model, optimizer, **options)
+    with pytest.raises(FileNotFoundError, match='elsewhere'):
+        load_checkpoint(root if rank() == 0 else f'{root}-elsewhere', model)
+    assert os.listdir(root) == ['epoch-000003']
 
 
 class _Hostile:
@@ -236,12 +222,6 @@ def test_all_ranks_hear_that_another_run_writes(tmp_path):
     assert os.listdir(tmp_path) == ['epoch-000001']
 
 
-def test_a_run_that_died_does_not_hold_up_the_next(tmp_path):
-    (tmp_path / '.writing').write_text('process 1 on a machine that is gone')
-    save_checkpoint(tmp_path, *_net(), epoch=1)
-    assert os.listdir(tmp_path) == ['epoch-000001']
-
-
 def _held_while_saved(folder: Path) -> float:
     state = {'weight': torch.ones(1 << 25)}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -270,34 +250,20 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def _disk_full_on_rank_1(root: str) -> list[str]:
-    """A table of nodes is what rank 1 writes."""
-    model = torch.nn.ModuleDict(
-        {'table': pyg_sar.NodeEmbedding(_nodes_of(pyg_sar.comm.ranks.rank()), 2, seed=0)}
-    )
-    optimizer = torch.optim.Adam(model.parameters())
-    save_checkpoint(root, model, optimizer, epoch=1)
-    sync = os.fsync
-    if pyg_sar.comm.ranks.rank() == 1:
-        os.fsync = _full
-    try:
-        text = attempt(save_checkpoint, root, model, optimizer, epoch=2)
-    finally:
-        os.fsync = sync
-    state = random.getstate()
-    found = load_checkpoint(root, model, optimizer)
-    random.setstate(state)
-    return [text, found.path.name]
-
-
-def _nodes_of(rank: int) -> Data:
-    return Data(n_id=torch.arange(rank, 9, 3))
-
-
+@on_ranks(3, 0)
 def test_a_full_disk_of_one_rank_raises_on_all(tmp_path):
-    results = run_ranks(_disk_full_on_rank_1, 3, str(tmp_path))
-    texts = [text for text, _ in results]
-    assert_all_raise(texts, 'OSError', 'No space left')
-    assert ['rank 1: ' in text for text in texts] == [True, False, True]
-    assert [name for _, name in results] == ['epoch-000001'] * 3
+    """A table of nodes is what rank 1 writes."""
+    nodes = Data(n_id=torch.arange(rank(), 9, 3))
+    model = torch.nn.ModuleDict({'table': pyg_sar.NodeEmbedding(nodes, 2, seed=0)})
+    optimizer = torch.optim.Adam(model.parameters())
+    save_checkpoint(tmp_path, model, optimizer, epoch=1)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank() == 1:
+            patch.setattr(os, 'fsync', _full)
+        with pytest.raises(OSError, match='No space left') as told:
+            save_checkpoint(tmp_path, model, optimizer, epoch=2)
+    assert ('rank 1: ' in str(told.value)) is (rank() != 1)
+    state = random.getstate()
+    assert load_checkpoint(tmp_path, model, optimizer).path.name == 'epoch-000001'
+    random.setstate(state)
     assert os.listdir(tmp_path) == ['epoch-000001']

@@ -7,8 +7,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,8 +16,7 @@ import torch
 from checkpoint_runs import losses, resumed
 from ranks import RankError, run_once, run_ranks
 from small_graphs import cut, small_graph
-
-ROOT = Path(__file__).resolve().parents[2]
+from started import ROOT, output
 
 
 def _life(parts: str, root: str, num_epochs: int, life: str) -> list[float]:
@@ -134,13 +131,4 @@ def test_torchrun_restarts_the_example_from_its_last_checkpoint(tmp_path):
 
 
 def _lines(*command: object, **variables: str) -> list[str]:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path, **variables},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return re.findall(r'^epoch .*$', done.stdout, re.MULTILINE)
+    return re.findall(r'^epoch .*$', output(['python', *command], **variables), re.MULTILINE)

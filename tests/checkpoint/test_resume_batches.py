@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checkpoint_runs import Net
+from on_ranks import on_ranks
 from ranks import RankError, run_as_threads, run_once, run_ranks
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from small_graphs import cut, small_graph
 
 import pyg_sar
+from pyg_sar.comm.ranks import rank
 
 EPOCHS = 2
 Steps = list[tuple[float, dict[str, torch.Tensor]]]
@@ -75,16 +77,10 @@ class SampledRun:
         )
 
 
-def _whole(parts: str, **options: Any) -> Steps:
-    return SampledRun(parts, None, **options).steps()
-
-
-def _until(parts: str, root: str, stop: int | None, **options: Any) -> Steps:
-    return SampledRun(parts, root, **options).steps(stop)
-
-
-def _in_pieces(parts: str, root: str, stops: list[int | None], **options: Any) -> Steps:
-    return [step for stop in stops for step in _until(parts, root, stop, **options)]
+def _steps(parts: str, root: str | None, *stops: int | None, **options: Any) -> Steps:
+    """Of one run after another, each up to a step or to the end."""
+    runs = ((SampledRun(parts, root, **options), stop) for stop in stops or (None,))
+    return [step for run, stop in runs for step in run.steps(stop)]
 
 
 def _assert_same(got: list[Steps], want: list[Steps]) -> None:
@@ -96,20 +92,17 @@ def _assert_same(got: list[Steps], want: list[Steps]) -> None:
 
 def test_losses_and_batches_are_the_same_to_the_bit(parts, tmp_path):
     """Stopped after the first batch and after the last one of an epoch."""
-    want = run_as_threads(_whole, 2, parts)
+    want = run_as_threads(_steps, 2, parts, None)
     of_epoch = len(want[0]) // EPOCHS
     assert of_epoch > 2
-    stops = [1, of_epoch, None]
-    _assert_same(run_as_threads(_in_pieces, 2, parts, str(tmp_path), stops), want)
+    _assert_same(run_as_threads(_steps, 2, parts, str(tmp_path), 1, of_epoch, None), want)
 
 
 @pytest.mark.slow  # in processes
 def test_with_dropout(parts, tmp_path):
     """A saved state counts the batches that were taken, not those that were made."""
-    want = run_ranks(_whole, 2, parts, dropout=0.3)
-    stops = [2, None]
-    got = run_ranks(_in_pieces, 2, parts, str(tmp_path), stops, dropout=0.3)
-    _assert_same(got, want)
+    want = run_ranks(_steps, 2, parts, None, dropout=0.3)
+    _assert_same(run_ranks(_steps, 2, parts, str(tmp_path), 2, None, dropout=0.3), want)
 
 
 def _ids(of_ranks: list[Steps]) -> list[dict[str, list[int]]]:
@@ -126,13 +119,13 @@ ALL_ALIKE: dict[str, Any] = {'fan_outs': (-1, -1), 'of_batch': False}
 
 
 def test_another_number_of_ranks_goes_on_with_the_same_batches(parts, tmp_path):
-    want = run_as_threads(_whole, 1, parts, **ALL_ALIKE)
-    root = str(tmp_path)
-    first = run_as_threads(_until, 4, parts, root, 2, **ALL_ALIKE)
-    second = run_as_threads(_until, 2, parts, root, 4, **ALL_ALIKE)
-    last = run_as_threads(_until, 1, parts, root, None, **ALL_ALIKE)
-    assert [*_ids(first), *_ids(second), *_ids(last)] == _ids(want)
-    losses = [loss for run in (first, second, last) for loss, _ in run[0]]
+    want = run_as_threads(_steps, 1, parts, None, **ALL_ALIKE)
+    runs = [
+        run_as_threads(_steps, ranks, parts, str(tmp_path), stop, **ALL_ALIKE)
+        for ranks, stop in ((4, 2), (2, 4), (1, None))
+    ]
+    assert [batch for run in runs for batch in _ids(run)] == _ids(want)
+    losses = [loss for run in runs for loss, _ in run[0]]
     assert losses == pytest.approx([loss for loss, _ in want[0]], rel=0, abs=1e-10)
 
 
@@ -140,7 +133,7 @@ def _killed(parts: str, root: str, log: str, **options: Any) -> None:
     """Takes a batch and saves, takes the next one and is killed, with every rank."""
     run = SampledRun(parts, root, **options)
     found = run.steps(run.step + 1)
-    torch.save(found, f'{log}.{pyg_sar.comm.ranks.rank()}')
+    torch.save(found, f'{log}.{rank()}')
     next(iter(run.loader))
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -148,7 +141,7 @@ def _killed(parts: str, root: str, log: str, **options: Any) -> None:
 @pytest.mark.slow  # in processes
 def test_killed_at_every_batch(parts, tmp_path):
     """Each life dies one batch later than the one before, and on another number of ranks."""
-    want = run_as_threads(_whole, 1, parts, **ALL_ALIKE)
+    want = run_as_threads(_steps, 1, parts, None, **ALL_ALIKE)
     lives: list[Any] = []
     count = len(want[0]) // EPOCHS + 1  # the first of the next epoch, too
     for number in range(count):
@@ -162,48 +155,38 @@ def test_killed_at_every_batch(parts, tmp_path):
     assert lives == _ids(want)[:count]
 
 
-def _uneven(parts: str, root: str) -> str:
-    """Rank 1 has taken one batch more."""
-    run = SampledRun(parts, root)
-    batches = iter(run.loader)
-    for _ in range(1 + pyg_sar.comm.ranks.rank()):
-        next(batches)
-    with pytest.raises(ValueError, match="'loader'") as failure:
-        run.save()
-    return str(failure.value)
-
-
+@on_ranks(2, 0, by='threads')
 def test_ranks_at_different_batches_save_nothing(parts, tmp_path):
-    for text in run_as_threads(_uneven, 2, parts, str(tmp_path)):
-        assert "'batch': 1" in text
-        assert "'batch': 2" in text
+    """Rank 1 has taken one batch more."""
+    run = SampledRun(parts, str(tmp_path))
+    batches = iter(run.loader)
+    for _ in range(1 + rank()):
+        next(batches)
+    with pytest.raises(ValueError, match=r"(?=.*'loader')(?=.*'batch': 1)(?=.*'batch': 2)"):
+        run.save()
     assert not list(tmp_path.iterdir())
-
-
-def _refused(parts: str, root: str, wrong: str, ranks: list[int]) -> str:
-    """What is raised where some ranks have another loader or optimizer; nothing may change."""
-    is_wrong = pyg_sar.comm.ranks.rank() in ranks
-    other = SampledRun(parts, None, seed=4 if is_wrong and wrong == 'loader' else 3)
-    next(iter(other.loader))
-    if is_wrong and wrong == 'optimizer':
-        other.optimizer = torch.optim.SGD(other.model.parameters(), lr=0.1)
-    before = other.loader.state_dict()
-    weights = [p.detach().clone() for p in other.model.parameters()]
-    text = attempt(pyg_sar.load_checkpoint, root, other.model, other.optimizer, loader=other.loader)
-    assert other.loader.state_dict() == before
-    assert all(torch.equal(p, w) for p, w in zip(other.model.parameters(), weights, strict=True))
-    assert other.optimizer.state_dict()['state'] == {}
-    return text
 
 
 @pytest.mark.parametrize(
     ('wrong', 'ranks', 'words'),
     [('loader', [0, 1], "'seed' of this one, 4"), ('optimizer', [1], 'the state of SGD')],
 )
+@on_ranks(2, 0, by='threads')
 def test_what_is_refused_changes_nothing(parts, tmp_path, wrong, ranks, words):
-    run_as_threads(_until, 2, parts, str(tmp_path), 3)
-    texts = run_as_threads(_refused, 2, parts, str(tmp_path), wrong, ranks)
-    assert_all_raise(texts, 'ValueError', words)
+    """Where some ranks have another loader or optimizer."""
+    _steps(parts, str(tmp_path), 3)
+    is_wrong = rank() in ranks
+    other = SampledRun(parts, None, seed=4 if is_wrong and wrong == 'loader' else 3)
+    next(iter(other.loader))
+    if is_wrong and wrong == 'optimizer':
+        other.optimizer = torch.optim.SGD(other.model.parameters(), lr=0.1)
+    before = other.loader.state_dict()
+    weights = [p.detach().clone() for p in other.model.parameters()]
+    with pytest.raises(ValueError, match=words):
+        pyg_sar.load_checkpoint(tmp_path, other.model, other.optimizer, loader=other.loader)
+    assert other.loader.state_dict() == before
+    assert all(torch.equal(p, w) for p, w in zip(other.model.parameters(), weights, strict=True))
+    assert other.optimizer.state_dict()['state'] == {}
 
 
 def test_a_checkpoint_without_a_loader_has_no_state_of_one(parts, tmp_path):

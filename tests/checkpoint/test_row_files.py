@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,13 @@ import pytest
 import torch
 from few import few
 from hetero_graphs import assignment, hetero_graph
-from on_ranks import parts_of
+from on_ranks import on_ranks, parts_of
 from ranks import run_as_threads, run_ranks
-from small_graphs import assert_all_raise, attempt
 from torch import Tensor
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
+from pyg_sar.comm.vote import agree
 
 N = 40
 
@@ -70,19 +71,20 @@ def test_processes(tmp_path):
     assert np.array_equal(np.load(path), _all_rows(KINDS[0]).numpy())
 
 
-def _nodes_of_a_type(root: str, path: str) -> str:
+def _nodes_of_a_type(root: str, path: str) -> None:
     data = pyg_sar.load_shard(root)
-    pyg_sar.save_rows(path, 2 * data['author'].x, data['author'])
-    assert torch.equal(pyg_sar.load_rows(path, data['author']), 2 * data['author'].x)
-    return attempt(pyg_sar.save_rows, path, data['author'].x, data)
+    author = data['author']
+    pyg_sar.save_rows(path, 2 * author.x, author)
+    assert torch.equal(pyg_sar.load_rows(path, author), 2 * author.x)
+    with pytest.raises(ValueError, match=r"the nodes of a type, data\['paper'\] .got a HeteroData"):
+        pyg_sar.save_rows(path, author.x, data)
 
 
 def test_nodes_of_a_type(tmp_path):
     graph = hetero_graph()
     pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method=assignment(3))
     path = tmp_path / 'rows.npy'
-    found = run_as_threads(_nodes_of_a_type, 3, str(tmp_path / 'parts'), str(path))
-    assert_all_raise(found, 'ValueError', "the nodes of a type, data['paper'] (got a HeteroData")
+    run_as_threads(_nodes_of_a_type, 3, str(tmp_path / 'parts'), str(path))
     assert np.array_equal(np.load(path), 2 * graph['author'].x.numpy())
 
 
@@ -98,45 +100,41 @@ WRONG: dict[str, tuple[Any, str, str]] = {  # what becomes of the values, the pa
 }
 
 
-def _wrong(root: str, folder: str, kind: str) -> str:
-    data = pyg_sar.load_shard(root)
-    change, name, _ = WRONG[kind]
-    return attempt(pyg_sar.save_rows, f'{folder}/{name}', change(data.x), data)
-
-
 @pytest.mark.parametrize('kind', WRONG)
-def test_refused_on_all_ranks(tmp_path, kind):
-    root, folder = parts_of(2), tmp_path / 'results'
-    (folder / 'folder.npy').mkdir(parents=True)
-    found = run_as_threads(_wrong, 2, str(root), str(folder), kind)
-    error = 'FileNotFoundError' if kind == 'nowhere' else 'ValueError'
-    assert_all_raise(found, error, WRONG[kind][2])
-    assert {path.name for path in folder.iterdir()} == {'folder.npy'}
+@on_ranks(2, by='threads')
+def test_refused_on_all_ranks(data, tmp_path, kind):
+    (tmp_path / 'folder.npy').mkdir(exist_ok=True)
+    change, name, words = WRONG[kind]
+    error = FileNotFoundError if kind == 'nowhere' else ValueError
+    with pytest.raises(error, match=re.escape(words)):
+        pyg_sar.save_rows(tmp_path / name, change(data.x), data)
+    assert {path.name for path in tmp_path.iterdir()} == {'folder.npy'}
 
 
-def _of_own_data(root: str, path: str) -> str:
-    own = pyg_sar.local(pyg_sar.load_shard(root))
-    return attempt(pyg_sar.save_rows, path, own.x, own)
+@on_ranks(2, by='threads')
+def test_own_data_is_refused(data, tmp_path):
+    own = pyg_sar.local(data)
+    with pytest.raises(ValueError, match=r"'save_rows' takes.*pyg_sar\.local"):
+        pyg_sar.save_rows(tmp_path / 'rows.npy', own.x, own)
 
 
-def test_own_data_is_refused(tmp_path):
-    root, path = parts_of(2), tmp_path / 'rows.npy'
-    found = run_as_threads(_of_own_data, 2, str(root), str(path))
-    assert_all_raise(found, 'ValueError', "'save_rows' takes", 'pyg_sar.local')
+FILES = {
+    '39 rows': lambda path: np.save(path, np.zeros(39)),
+    'text': lambda path: path.write_text('no array'),
+    'an object': lambda path: np.save(path, np.array([{}] * N), allow_pickle=True),
+    'nothing': lambda path: path.unlink(missing_ok=True),
+}
 
 
-@pytest.mark.parametrize('content', ['39 rows', 'text', 'an object', 'nothing'])
-def test_files_that_do_not_fit(tmp_path, content):
-    root, path = parts_of(2), tmp_path / 'rows.npy'
-    if content == '39 rows':
-        np.save(path, np.zeros(39))
-    if content == 'text':
-        path.write_text('no array')
-    if content == 'an object':
-        np.save(path, np.array([{}] * N), allow_pickle=True)
-    found = run_as_threads(_read_attempt, 2, str(root), str(path))
-    kind = 'FileNotFoundError' if content == 'nothing' else 'ValueError'
-    assert_all_raise(found, kind, 'expected a')
+@pytest.mark.parametrize('content', FILES)
+@on_ranks(2, by='threads')
+def test_files_that_do_not_fit(data, tmp_path, content):
+    if rank() == 0:
+        FILES[content](tmp_path / 'rows.npy')
+    error = FileNotFoundError if content == 'nothing' else ValueError
+    agree(0)
+    with pytest.raises(error, match='expected a'):
+        pyg_sar.load_rows(tmp_path / 'rows.npy', data)
 
 
 def test_parquet_of_the_file(tmp_path, monkeypatch):
@@ -149,8 +147,5 @@ def test_parquet_of_the_file(tmp_path, monkeypatch):
     parquet.write_table(table, 'rows.parquet')
     column = parquet.read_table('rows.parquet').column('value').to_pylist()
     assert np.array_equal(np.array(column), _all_rows(KINDS[0]).numpy())
-    assert 'must end in .npy' in attempt(_read, root, 'rows.parquet')
-
-
-def _read_attempt(root: str, path: str) -> str:
-    return attempt(pyg_sar.load_rows, path, pyg_sar.load_shard(root))
+    with pytest.raises(ValueError, match=r'must end in \.npy'):
+        _read(root, 'rows.parquet')

@@ -37,18 +37,6 @@ def _make(root: str, loader: str, options: dict[str, Any], change: str = '') -> 
     return attempt(LOADERS[loader], data, **{'num_neighbors': [2, 2], **given})
 
 
-def _check(
-    root: str, loader: str, options: dict[str, Any], words: list[str], change: str = ''
-) -> None:
-    outcomes = run_as_threads(_make, 2, root, loader, options, change)
-    assert_all_raise(outcomes, 'ValueError', *words)
-
-
-@pytest.fixture
-def roots(folder: str, hetero_folder: str) -> dict[str, str]:
-    return {'one': folder, 'typed': hetero_folder}
-
-
 CHANGE_BATCHES = ['generator', 'sampler', 'collate_fn', 'transform_sampler_output', 'colour']
 
 
@@ -97,11 +85,7 @@ def test_arguments_of_pyg(folder, loader, says, means):
     data = pyg_sar.load_shard(folder)
     of_many = {'seed': 0, 'batch_size': 16}
     made = [LOADERS[loader](data, [2, 2], **{**of_many, **each}) for each in (says, means)]
-    for batch, right in zip(*made, strict=True):
-        for name, value in right.to_dict().items():
-            assert batch[name] is value or bool(
-                (torch.as_tensor(batch[name]) == torch.as_tensor(value)).all()
-            )
+    assert_same(*([take(batch) for batch in each] for each in made))
     assert made[0].data is data
     assert made[0].batch_size == made[1].batch_size
 
@@ -185,23 +169,13 @@ CHANGED: list[tuple[str, dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(('change', 'options', 'words'), CHANGED)
-def test_changed_data(folder: str, change: str, options: dict[str, Any], words: list[str]) -> None:
-    _check(folder, 'nodes', options, words, change)
-
-
-@pytest.mark.parametrize(
-    'links',
-    [
-        'data.edge_index.flip(0)',
-        'data.edge_index[0]',
-        "'edges'",
-        'torch.rand(2, 3)',
-        'pyg_sar.load_shard(data.edge_index.handle.shard.root).edge_index',
-    ],
-)
-def test_links_that_are_none(folder: str, links: str) -> None:
-    _check(folder, 'links', {}, ['edge_label_index'], f"given['edge_label_index'] = {links}")
+NO_LINKS = [
+    'data.edge_index.flip(0)',
+    'data.edge_index[0]',
+    "'edges'",
+    'torch.rand(2, 3)',
+    'pyg_sar.load_shard(data.edge_index.handle.shard.root).edge_index',
+]
 
 
 NODES_BY_TYPE: Wrong = [
@@ -224,29 +198,32 @@ LINKS_BY_TYPE: Wrong = [
 ]
 
 
+PAPERS, OF_PAPERS = {'input_nodes': 'paper'}, {'edge_label_index': WRITES}
+LINKS = "given['edge_label_index'] = "
 REFUSED = [
-    *(('one', 'nodes', {}, *case) for case in OF_NODES),
-    *(('one', 'links', {}, *case) for case in OF_LINKS),
-    *(('typed', 'nodes', {'input_nodes': 'paper'}, *case) for case in NODES_BY_TYPE),
-    *(('typed', 'links', {'edge_label_index': WRITES}, *case) for case in LINKS_BY_TYPE),
+    *(('folder', 'nodes', '', options, words) for options, words in OF_NODES),
+    *(('folder', 'nodes', *case) for case in CHANGED),
+    *(('folder', 'links', '', options, words) for options, words in OF_LINKS),
+    *(('folder', 'links', f'{LINKS}{links}', {}, ['edge_label_index']) for links in NO_LINKS),
+    *(('hetero_folder', 'nodes', '', {**PAPERS, **o}, words) for o, words in NODES_BY_TYPE),
+    *(('hetero_folder', 'links', '', {**OF_PAPERS, **o}, words) for o, words in LINKS_BY_TYPE),
 ]
 
 
-@pytest.mark.parametrize(('graph', 'loader', 'usual', 'options', 'words'), REFUSED)
-def test_wrong_arguments(roots, graph, loader, usual, options, words):
-    _check(roots[graph], loader, {**usual, **options}, words)
-
-
-def _of_own_data(root: str, loader: str) -> str:
-    own = pyg_sar.local(pyg_sar.load_shard(root))
-    return attempt(LOADERS[loader], own, [2])
+@pytest.mark.parametrize(('graph', 'loader', 'change', 'options', 'words'), REFUSED)
+def test_wrong_arguments_and_changed_data(request, graph, loader, change, options, words):
+    root = request.getfixturevalue(graph)
+    outcomes = run_as_threads(_make, 2, root, loader, options, change)
+    assert_all_raise(outcomes, 'ValueError', *words)
 
 
 @pytest.mark.parametrize('loader', LOADERS)
-@pytest.mark.parametrize('size', [1, 2])
-def test_own_data_is_refused(folder: str, loader: str, size: int) -> None:
-    outcomes = run_as_threads(_of_own_data, size, folder, loader)
-    assert_all_raise(outcomes, 'ValueError', LOADERS[loader].__name__, 'pyg_sar.local')
+@pytest.mark.parametrize('world_size', [1, 2])
+@on_ranks(num_parts=4, by='threads')
+def test_own_data_is_refused(data, loader, world_size):
+    message = rf'{LOADERS[loader].__name__}.*pyg_sar\.local'
+    with pytest.raises(ValueError, match=message):
+        LOADERS[loader](pyg_sar.local(data), [2])
 
 
 def test_what_pyg_takes_is_taken(hetero_folder: str, folder: str) -> None:
@@ -318,19 +295,19 @@ def _half(
     ('loader', 'num'), few([('nodes', 1), ('nodes', 5), ('nodes', 8), ('links', 3)])
 )
 def test_resumes_on_another_number_of_ranks(folder: str, loader: str, num: int) -> None:
-    options = OF_LOADER[loader]
-    if loader == 'nodes':
-        want = content([batches(folder, 3, mask=None, **options)])
-    else:
-        want = content([link_batches(folder, 3, **options)])
+    of_links, options = loader == 'links', OF_LOADER[loader]
+    taken = (
+        link_batches(folder, 3, **options) if of_links else batches(folder, 3, mask=None, **options)
+    )
+    want = content([taken])
     of_epoch = len(want) // 3
     num += of_epoch  # in the middle of the second epoch
     results = run_as_threads(_half, 4, folder, loader, num, None)
-    states = [state for _, state in results]
-    assert all(state == states[0] for state in states)
-    assert (states[0]['epoch'], states[0]['batch']) == (1, num - of_epoch)
+    state = results[0][1]
+    assert all(other == state for _, other in results)
+    assert (state['epoch'], state['batch']) == (1, num - of_epoch)
     for world_size in (2, 1):
-        rest = run_as_threads(_half, world_size, folder, loader, len(want) - num, states[0])
+        rest = run_as_threads(_half, world_size, folder, loader, len(want) - num, state)
         assert content([taken for taken, _ in rest]) == want[num:]
         assert (rest[0][1]['epoch'], rest[0][1]['batch']) == (2, of_epoch)
 
@@ -359,14 +336,8 @@ def test_ranks_without_seeds_take_part(data):
     assert sizes == ([2, 2, 1] if rank() == 1 else [0, 0, 0])
 
 
-OTHERS = {
-    'batch_size': 7,
-    'num_neighbors': [3],
-    'replace': True,
-    'shuffle': True,
-    'seed': 3,
-    'disjoint': True,
-}
+OTHERS = {'batch_size': 7, 'num_neighbors': [3], 'seed': 3}
+OTHERS |= dict.fromkeys(['replace', 'shuffle', 'disjoint'], True)
 
 
 @pytest.mark.parametrize('name', OTHERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,15 +57,20 @@ def _nodes(count: int, num: int) -> tuple[Tensor, Tensor]:
     return torch.arange(count) * (num + 1), torch.full((count,), num)
 
 
+def _check_places(drawn: Any, start: Tensor, num: int, k: int, want: Tensor) -> None:
+    """Every node has `k` draws of its `num` edges, and sequences of draws their probabilities."""
+    place, found = drawn
+    assert torch.equal(found, torch.full_like(start, k))
+    offset = place.view(-1, k) - start.unsqueeze(1)
+    code = (offset * num ** torch.arange(k)).sum(1)
+    assert _p_value(torch.bincount(code, minlength=num**k), want) > 1e-3
+
+
 @pytest.mark.parametrize('count', COUNTS)
 def test_draws_with_replacement_are_independent(count: int) -> None:
     start, num = _nodes(count, 4)
-    place, found = choose.repeated(_states(count), start, num, 3)
-    assert torch.equal(found, torch.full((count,), 3))
-    offset = place.view(count, 3) - start.unsqueeze(1)
-    code = (offset * torch.tensor([16, 4, 1])).sum(1)
-    even = torch.full((64,), 1 / 64, dtype=torch.float64)
-    assert _p_value(torch.bincount(code, minlength=64), even) > 1e-3
+    drawn = choose.repeated(_states(count), start, num, 3)
+    _check_places(drawn, start, 4, 3, torch.full((64,), 1 / 64, dtype=torch.float64))
 
 
 @pytest.mark.parametrize('count', COUNTS)
@@ -72,10 +78,6 @@ def test_draws_with_replacement_are_independent(count: int) -> None:
 def test_weighted_draws_have_their_probabilities(count: int, k: int) -> None:
     start, num = _nodes(count, 5)
     weight = torch.cat([WEIGHTS, torch.full((1,), 99.0)]).repeat(count)
-    place, found = choose.weighted(_states(count), start, num, k, weight)
-    assert torch.equal(found, torch.full((count,), k))
-    offset = place.view(count, k) - start.unsqueeze(1)
-    code = (offset * 5 ** torch.arange(k)).sum(1)
     wanted = torch.zeros(5**k, dtype=torch.float64)
     for order in permutations(range(5), k):
         left, probability = float(WEIGHTS.sum()), 1.0
@@ -83,20 +85,16 @@ def test_weighted_draws_have_their_probabilities(count: int, k: int) -> None:
             probability *= float(WEIGHTS[i]) / left
             left -= float(WEIGHTS[i])
         wanted[sum(i * 5**j for j, i in enumerate(order))] = probability
-    assert _p_value(torch.bincount(code, minlength=5**k), wanted) > 1e-3
+    _check_places(choose.weighted(_states(count), start, num, k, weight), start, 5, k, wanted)
 
 
 @pytest.mark.parametrize('count', COUNTS)
 def test_weighted_draws_with_replacement(count: int) -> None:
-    start = torch.arange(count) * 5
-    ptr = torch.arange(count + 1) * 5
-    cdf = choose.cumulated(WEIGHTS.repeat(count), ptr)
-    place, found = choose.weighted_repeated(_states(count), start, torch.full((count,), 5), 2, cdf)
-    assert torch.equal(found, torch.full((count,), 2))
-    offset = place.view(count, 2) - start.unsqueeze(1)
-    counts = torch.bincount(offset[:, 0] * 5 + offset[:, 1], minlength=25)
+    start, num = torch.arange(count) * 5, torch.full((count,), 5)
+    cdf = choose.cumulated(WEIGHTS.repeat(count), torch.arange(count + 1) * 5)
+    drawn = choose.weighted_repeated(_states(count), start, num, 2, cdf)
     share = WEIGHTS / WEIGHTS.sum()
-    assert _p_value(counts, torch.outer(share, share).view(-1)) > 1e-3
+    _check_places(drawn, start, 5, 2, torch.outer(share, share).view(-1))
 
 
 FEW = torch.tensor([0, 1, 3, 0, 2, 5, 0])

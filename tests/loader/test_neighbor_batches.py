@@ -12,7 +12,7 @@ import by_hand
 import pytest
 import torch
 from joined import assert_same, batches, content, take
-from on_ranks import parts_of
+from on_ranks import on_ranks, parts_of
 from ranks import run_as_threads
 from small_graphs import assign, cut, small_graph
 from torch_geometric.data import Data
@@ -20,6 +20,7 @@ from torch_geometric.loader import ClusterData, NeighborLoader
 
 import pyg_sar
 from pyg_sar import partition_graph
+from pyg_sar.comm.vote import agree
 
 
 @pytest.mark.parametrize('size', [1, 5])
@@ -51,25 +52,17 @@ def test_one_process_takes_seeds_in_their_order(folder: str, size: int) -> None:
 )
 def test_batches_are_those_drawn_by_hand(folder: str, options: dict[str, Any]) -> None:
     graph, parts = small_graph(), assign(40, 4)
-    options = {'seed': 0, **options}
+    options = {'seed': 0, 'replace': False, **options}
     taken = run_as_threads(batches, 2, folder, 2, batch_size=7, **options)
-    fans, replace = options['num_neighbors'], options.get('replace', False)
+    fans = options.pop('num_neighbors')
     train, of_epoch = graph.train_mask.nonzero().view(-1), len(taken[0]) // 2
     for rank, number in itertools.product(range(2), range(2 * of_epoch)):
-        batch = taken[rank][number]
         epoch, index = divmod(number, of_epoch)
         seeds = train[7 * index : 7 * index + 7]
-        drawn = by_hand.sample(
-            graph.edge_index,
-            parts,
-            seeds[parts[seeds] // 2 == rank].tolist(),
-            fans,
-            batch=index,
-            seed=options['seed'],
-            epoch=epoch,
-            replace=replace,
-        )
-        nodes, edges = batch['nodes'][None], batch['edges'][None]
+        own = seeds[parts[seeds] // 2 == rank].tolist()
+        where = {'batch': index, 'epoch': epoch, **options}
+        drawn = by_hand.sample(graph.edge_index, parts, own, fans, **where)
+        nodes, edges = (taken[rank][number][kind][None] for kind in ('nodes', 'edges'))
         wanted = [edge for hop in drawn.edges for edge in hop]
         assert nodes['n_id'].tolist() == [node for hop in drawn.nodes for node in hop]
         assert edges['e_id'].tolist() == [edge for _, _, edge in wanted]
@@ -91,39 +84,29 @@ def test_loaders_of_pyg_name_what_there_is_instead(make, is_local):
         make(pyg_sar.local(data) if is_local else data)
 
 
-def _seeds(root: str) -> dict[str, Any]:
-    """By how they are given: ids and places of the seeds of this rank."""
-    data = pyg_sar.load_shard(root)
-    ids = torch.tensor([5, 31, 7, 5, 0])
-    mask = torch.zeros(data.num_nodes, dtype=torch.bool).index_fill(0, ids, True)
-    given = {'ids': ids, 'list': ids.tolist(), 'mask': mask, 'rows': mask.nonzero().view(-1)}
-    given |= {'typed': (data.train_mask).nonzero().view(-1), 'typed mask': data.train_mask}
-    out = {}
-    for name, nodes in given.items():
-        batches = list(pyg_sar.NeighborLoader(data, [2], nodes, batch_size=2))
-        n_id = torch.cat([b.n_id[: b.batch_size] for b in batches])
-        out[name] = n_id, torch.cat([b.input_id for b in batches])
-    return out
+SEEDS = torch.tensor([5, 31, 7, 5, 0])
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
-def test_seeds_of_the_whole_graph(tmp_path: Path, world_size: int) -> None:
-    graph = small_graph()
-    root = cut(graph, 3, tmp_path / 'parts')
-    found = run_as_threads(_seeds, world_size, str(root))
-    train = graph.train_mask.nonzero().view(-1).tolist()
-    want = {name: [0, 5, 7, 31] for name in ('mask', 'rows')} | {
-        'typed': train,
-        'typed mask': train,
-    }
-    for name, seeds in want.items():
-        assert sorted(i for each in found for i in each[name][0].tolist()) == seeds, name
-    ids = torch.tensor([5, 31, 7, 5, 0])
-    lists = {name: torch.tensor(seeds) for name, seeds in want.items()} | {'ids': ids, 'list': ids}
-    for name, seeds in lists.items():
-        n_id, places = (torch.cat(pieces) for pieces in zip(*(e[name] for e in found), strict=True))
-        assert places.sort().values.tolist() == list(range(len(seeds)))
-        assert torch.equal(seeds[places], n_id)
+@on_ranks(num_parts=3, by='threads')
+def test_seeds_of_the_whole_graph(data, world_size):
+    """Ids in their order, masks, and rows that have the sharding of the graph."""
+    mask = torch.zeros(data.num_nodes, dtype=torch.bool).index_fill(0, SEEDS, True)
+    train = small_graph().train_mask.nonzero().view(-1)
+    for given, want in (
+        (SEEDS, SEEDS),
+        (SEEDS.tolist(), SEEDS),
+        (mask, SEEDS.unique()),
+        (mask.nonzero().view(-1), SEEDS.unique()),
+        (data.train_mask, train),
+        (data.train_mask.nonzero().view(-1), train),
+    ):
+        found = list(pyg_sar.NeighborLoader(data, [2], given, batch_size=2))
+        places = torch.cat([batch.input_id for batch in found])
+        n_id = torch.cat([batch.n_id[: batch.batch_size] for batch in found])
+        assert torch.equal(want[places], n_id)
+        every = torch.cat(agree(places))
+        assert every.sort().values.tolist() == list(range(len(want)))
 
 
 def _graph() -> Data:
@@ -170,12 +153,18 @@ def test_values_of_every_kind(tmp_path: Path, world_size: int) -> None:
 
 
 @pytest.mark.parametrize('kind', ['empty part', 'one reader'])
-def test_cuts_of_every_kind(tmp_path: Path, kind: str) -> None:
-    root = str(cut(small_graph(), 4, tmp_path / 'parts', kind))
+def test_cuts_of_every_kind(kind: str) -> None:
+    root = str(parts_of(4, kind))
     options = {'num_neighbors': [2, 2], 'batch_size': 12, 'shuffle': True, 'mask': None}
     options |= {'disjoint': True, 'seed': 0}
     want = content([batches(root, **options)])
     assert content(run_as_threads(batches, 4, root, **options)) == want
+
+
+def _ring() -> Data:
+    nodes = torch.arange(12)
+    edge_index = torch.stack([nodes, (nodes + 1) % 12])
+    return Data(edge_index=edge_index, num_nodes=12, score=nodes * 1.5, edge_weight=nodes * 2.5)
 
 
 def _check_ring(root: str) -> None:
@@ -183,12 +172,6 @@ def _check_ring(root: str) -> None:
     for batch in pyg_sar.NeighborLoader(data, [2, -1], batch_size=2):
         assert torch.equal(batch.score, graph.score[batch.n_id])
         assert torch.equal(batch.edge_weight, graph.edge_weight[batch.e_id])
-
-
-def _ring() -> Data:
-    nodes = torch.arange(12)
-    edge_index = torch.stack([nodes, (nodes + 1) % 12])
-    return Data(edge_index=edge_index, num_nodes=12, score=nodes * 1.5, edge_weight=nodes * 2.5)
 
 
 def test_as_many_edges_as_nodes(tmp_path: Path) -> None:
@@ -205,11 +188,11 @@ def test_a_graph_without_edges(tmp_path: Path) -> None:
     assert sizes == [4, 2]
 
 
-def test_defaults_of_the_program_change_nothing(tmp_path: Path) -> None:
-    data = pyg_sar.load_shard(cut(small_graph(), 4, tmp_path / 'parts'))
+def test_defaults_of_the_program_change_nothing(folder: str) -> None:
+    data, how = pyg_sar.load_shard(folder), {'weight_attr': 'edge_weight', 'seed': 0}
 
     def loader() -> pyg_sar.NeighborLoader:
-        return pyg_sar.NeighborLoader(data, [2, 2], batch_size=4, weight_attr='edge_weight', seed=0)
+        return pyg_sar.NeighborLoader(data, [2, 2], batch_size=4, **how)
 
     want = [take(batch) for batch in loader()]
     torch.set_default_dtype(torch.float64)

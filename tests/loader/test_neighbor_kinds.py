@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +23,22 @@ Edges = set[tuple[int, int, int]]
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     graph = small_graph()
-    graph.when = torch.arange(40) * 7 % 11
-    graph.begins = torch.arange(graph.num_edges) * 5 % 13
+    graph.when, graph.begins = NODE_TIMES, EDGE_TIMES
     return str(cut(graph, 4, tmp_path_factory.mktemp('parts') / 'small'))
 
 
-def _tree(
-    seed: int, hops: int, k: int, until: int | None, node_time: Tensor, edge_time: Tensor | None
-) -> tuple[list[set[int]], Edges]:
-    """The nodes that each hop adds, and the edges (source, destination, id)."""
+NODE_TIMES, EDGE_TIMES = torch.arange(40) * 7 % 11, torch.arange(228) * 5 % 13
+SOURCE_TIMES = NODE_TIMES[small_graph().edge_index[0]]
+
+
+def _tree(seed: int, k: int, times: Tensor, until: int | None) -> tuple[list[set[int]], Edges]:
+    """The nodes that each of two hops adds, and the edges (source, destination, id)."""
     ends = small_graph().edge_index.t().tolist()
     nodes, known, edges = [{seed}], {seed}, set()
-    for _ in range(hops):
+    for _ in range(2):
         found: set[int] = set()
         for node in nodes[-1]:
-            times = node_time if edge_time is None else edge_time
-            into = [
-                (int(times[e if edge_time is not None else src]), e, src)
-                for e, (src, dst) in enumerate(ends)
-                if dst == node
-            ]
+            into = [(int(times[e]), e, src) for e, (src, dst) in enumerate(ends) if dst == node]
             into = sorted(each for each in into if until is None or each[0] <= until)
             for _, e, src in into[-k:] if k > 0 else into:
                 edges.add((src, node, e))
@@ -51,10 +48,12 @@ def _tree(
     return nodes, edges
 
 
-def _check_trees(taken: list[dict[str, Any]], **how: Any) -> None:
-    graph = small_graph()
-    node_time = torch.arange(40) * 7 % 11
-    until_of = how.pop('until', None)
+def _check_trees(
+    taken: list[dict[str, Any]],
+    k: int,
+    times: Tensor = SOURCE_TIMES,
+    until_of: Callable[[int], int] | None = None,
+) -> None:
     seen = 0
     for batch in taken:
         nodes, edges = batch['nodes'][None], batch['edges'][None]
@@ -65,45 +64,40 @@ def _check_trees(taken: list[dict[str, Any]], **how: Any) -> None:
         for tree in range(nodes['batch_size']):
             seed = int(nodes['n_id'][tree])
             until = None if until_of is None else until_of(seed)
-            if until is not None:
-                assert int(nodes['seed_time'][tree]) == until
-            want, want_edges = _tree(seed, 2, until=until, node_time=node_time, **how)
+            assert until is None or int(nodes['seed_time'][tree]) == until
+            want, want_edges = _tree(seed, k, times, until)
             for hop, of_hop in enumerate(want):
                 at = (nodes['batch'] == tree) & (hop_of == hop)
                 assert sorted(nodes['n_id'][at].tolist()) == sorted(of_hop)
             at = nodes['batch'][col] == tree
-            ids = edges['e_id'][at].tolist()
-            ends = nodes['n_id'][edges['edge_index'][:, at]].t().tolist()
-            got = {(src, dst, e) for (src, dst), e in zip(ends, ids, strict=True)}
-            assert got == want_edges
-            assert len(ids) == len(want_edges)
+            ends = nodes['n_id'][edges['edge_index'][:, at]]
+            found = list(zip(*ends.tolist(), edges['e_id'][at].tolist(), strict=True))
+            assert set(found) == want_edges
+            assert len(found) == len(want_edges)
             seen += 1
-    assert seen == int(graph.train_mask.sum())
+    assert seen == int(small_graph().train_mask.sum())
 
 
 def test_trees_of_seeds(folder: str) -> None:
-    taken = batches(folder, num_neighbors=[-1, -1], batch_size=3, disjoint=True)
-    _check_trees(taken, k=-1, edge_time=None)
+    _check_trees(batches(folder, num_neighbors=[-1, -1], batch_size=3, disjoint=True), -1)
 
 
 @pytest.mark.parametrize('k', [-1, 2])
 def test_trees_by_times_of_nodes(folder: str, k: int) -> None:
     how: dict[str, Any] = {} if k < 0 else {'temporal_strategy': 'last'}
     taken = batches(folder, num_neighbors=[k, k], batch_size=3, time_attr='when', **how)
-    _check_trees(taken, k=k, edge_time=None, until=lambda seed: seed * 7 % 11)
+    _check_trees(taken, k, until_of=lambda seed: seed * 7 % 11)
 
 
 @pytest.mark.parametrize('dtype', [torch.int64, torch.int32, torch.float32])
 @pytest.mark.parametrize('k', [-1, 2])
 def test_trees_by_times_of_edges(folder, k, dtype):
-    data, num_edges = pyg_sar.load_shard(folder), small_graph().num_edges
+    data = pyg_sar.load_shard(folder)
     rows = data.train_mask.nonzero().view(-1)
     time = (data.n_id[rows] % 13).to(dtype) + (0.5 if dtype.is_floating_point else 0)
     how = {'time_attr': 'begins', 'temporal_strategy': 'uniform' if k < 0 else 'last'}
     loader = pyg_sar.NeighborLoader(data, [k, k], rows, time, batch_size=3, **how)
-    begins = torch.arange(num_edges) * 5 % 13
-    taken = [take(batch) for batch in loader]
-    _check_trees(taken, k=k, edge_time=begins, until=lambda seed: seed % 13)
+    _check_trees([take(batch) for batch in loader], k, EDGE_TIMES, lambda seed: seed % 13)
 
 
 def test_draws_respect_times(folder: str) -> None:
@@ -134,18 +128,15 @@ def test_induced(folder: str, disjoint: bool) -> None:
         assert 'num_sampled_edges' not in edges
         # A node of two trees is there twice: by their edges.
         row, col = edges['edge_index']
-        assert torch.equal(nodes['n_id'][row], graph.edge_index[0, edges['e_id']])
-        assert torch.equal(nodes['n_id'][col], graph.edge_index[1, edges['e_id']])
-        assert torch.equal(edges['edge_attr'], graph.edge_attr[edges['e_id']])
-        got = set(zip(edges['e_id'].tolist(), col.tolist(), strict=True))
-        assert len(got) == edges['e_id'].numel()
+        e_id = edges['e_id']
+        assert torch.equal(nodes['n_id'][edges['edge_index']], graph.edge_index[:, e_id])
+        assert torch.equal(edges['edge_attr'], graph.edge_attr[e_id])
+        assert len(set(zip(e_id.tolist(), col.tolist(), strict=True))) == e_id.numel()
         if disjoint:
             group = nodes['batch']
             assert torch.equal(group[row], group[col])
-            want = 0
-            for tree in range(nodes['batch_size']):
-                want += int(_inside(nodes['n_id'][group == tree]).sum())
-            assert want == edges['e_id'].numel()
+            trees = (nodes['n_id'][group == tree] for tree in range(nodes['batch_size']))
+            assert sum(int(_inside(ids).sum()) for ids in trees) == e_id.numel()
 
 
 def test_induced_on_one_part(tmp_path: Path) -> None:
@@ -173,12 +164,11 @@ def test_bidirectional(folder: str) -> None:
 def test_repeated_seeds(folder: str) -> None:
     data = pyg_sar.load_shard(folder)
     rows = torch.tensor([3, 1, 3, 3, 7])
-    loader = pyg_sar.NeighborLoader(data, [-1], rows, batch_size=5)
-    for batch in loader:
+    degree = torch.bincount(small_graph().edge_index[1], minlength=40)
+    for batch in pyg_sar.NeighborLoader(data, [-1], rows, batch_size=5):
         seeds = batch.n_id[: batch.batch_size]
         assert torch.equal(seeds, data.n_id[rows[batch.input_id]])
         into = torch.bincount(batch.edge_index[1], minlength=batch.batch_size)
-        degree = torch.bincount(small_graph().edge_index[1], minlength=40)
         assert torch.equal(into[: batch.batch_size], degree[seeds])
     shuffled = pyg_sar.NeighborLoader(data, [1], rows.repeat(20), batch_size=2, shuffle=True)
     ids = torch.cat([batch.input_id for batch in shuffled])

@@ -25,8 +25,9 @@ from pyg_sar.loader.loader import ROUND
 from pyg_sar.utils import hook
 
 
-def _loader(root: str, **options: Any) -> pyg_sar.NeighborLoader:
-    data = pyg_sar.load_shard(root)
+def _loader(of: Any, **options: Any) -> pyg_sar.NeighborLoader:
+    """Of data, or of a folder."""
+    data = pyg_sar.load_shard(of) if isinstance(of, str) else of
     given = {'seed': 3, 'shuffle': True, 'batch_size': 2, **options}
     return pyg_sar.NeighborLoader(data, [2, 2], **given)
 
@@ -39,11 +40,11 @@ def _leave(loader: pyg_sar.NeighborLoader, num: int) -> None:
 
 @on_ranks(2, 4, by='threads')
 def test_all_ranks_leave_at_the_same_batch(data):
-    loader = _loader(data.edge_index.handle.shard.root)
+    loader = _loader(data)
     want = [take(batch) for batch in loader]
     _leave(loader, 3)
     third = [take(batch) for batch in loader]
-    again = _loader(data.edge_index.handle.shard.root)
+    again = _loader(data)
     assert_same([take(batch) for batch in again], want)
     _leave(again, 5)
     assert_same([take(batch) for batch in again], third)
@@ -51,7 +52,7 @@ def test_all_ranks_leave_at_the_same_batch(data):
 
 @on_ranks(2, 4, by='threads')
 def test_leaving_at_different_batches_of_a_round_is_an_error_on_all(data):
-    loader = _loader(data.edge_index.handle.shard.root)
+    loader = _loader(data)
     _leave(loader, 1 + rank())
     with pytest.raises(ValueError, match=r'number of batches taken before .*: 2 on rank 1'):
         iter(loader)
@@ -93,7 +94,7 @@ def test_two_loaders_at_once(folder: str) -> None:
 
 @on_ranks(2, 4, by='threads')
 def test_only_the_newest_iteration_goes_on(data):
-    loader = _loader(data.edge_index.handle.shard.root)
+    loader = _loader(data)
     first = iter(loader)
     next(first)
     next(iter(loader))
@@ -125,7 +126,7 @@ def test_a_rank_that_dies_ends_the_others(folder: str) -> None:
 @on_ranks(2, 4, by='own processes')
 def test_a_loader_that_fails_ends_all_ranks(data):
     set_timeout(timedelta(seconds=20))
-    loader = _loader(data.edge_index.handle.shard.root)
+    loader = _loader(data)
     if dist.get_rank() == 1:
         ptr = loader._graph.edges[None].ptr
         ptr.copy_(torch.arange(ptr.numel()) * 10**6)  # no such edges
@@ -152,10 +153,10 @@ class _Operations(hook.Watcher):
         self._depth -= 1
 
 
-def _operations(root: str, options: dict[str, Any]) -> tuple[int, int]:
+def _operations(root: str, fans: list[int], options: dict[str, Any]) -> tuple[int, int]:
     data = pyg_sar.load_shard(root)
     make = pyg_sar.LinkNeighborLoader if 'neg_sampling' in options else pyg_sar.NeighborLoader
-    loader = make(data, batch_size=16, **options)
+    loader = make(data, fans, batch_size=16, **options)
     iteration, operations = iter(loader), _Operations()
     hook.add(operations)
     try:
@@ -165,25 +166,22 @@ def _operations(root: str, options: dict[str, Any]) -> tuple[int, int]:
     return len(operations.names), num
 
 
-CASES = few(
-    [
-        (12, {'num_neighbors': [3, 2, 2]}),
-        (4, {'num_neighbors': [3]}),
-        (20, {'num_neighbors': [3, 2, 2], 'neg_sampling': 'binary'}),
-        (8, {'num_neighbors': [3, 2]}),
-        (18, {'num_neighbors': [3, 2, 2], 'neg_sampling': None, 'exclude_edges': True}),
-        (20, {'num_neighbors': [3, 2, 2], 'neg_sampling': 'triplet'}),
-    ],
-    every=2,
-)
+CASES: list[tuple[int, list[int], dict[str, Any]]] = [
+    (12, [3, 2, 2], {}),
+    (4, [3], {}),
+    (20, [3, 2, 2], {'neg_sampling': 'binary'}),
+    (8, [3, 2], {}),
+    (18, [3, 2, 2], {'neg_sampling': None, 'exclude_edges': True}),
+    (20, [3, 2, 2], {'neg_sampling': 'triplet'}),
+]
 
 
-@pytest.mark.parametrize(('of_round', 'options'), CASES)
-def test_collectives_of_a_round(tmp_path: Path, of_round: int, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(('of_round', 'fans', 'options'), few(CASES, every=2))
+def test_collectives_of_a_round(tmp_path: Path, of_round: int, fans: Any, options: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     edges = torch.stack([torch.randint(600, (384,), generator=generator), torch.arange(384)])
     graph = Data(x=torch.rand(600, 3), edge_index=edges)
     partition_graph(graph, 4, tmp_path, method=torch.arange(600) % 4)
-    for operations, num in run_ranks(_operations, 4, str(tmp_path), options):
+    for operations, num in run_ranks(_operations, 4, str(tmp_path), fans, options):
         assert num > 2 * ROUND - 2
         assert operations == of_round * -(-num // ROUND) <= 2 * num

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from hetero_graphs import WRITES, assignment, hetero_graph
+from on_ranks import parts_of
 from ranks import run_as_threads
-from small_graphs import assert_close, cut, small_graph
+from small_graphs import assert_close, small_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, HeteroConv, SAGEConv
@@ -42,14 +43,6 @@ class Net(nn.Module):
         return x
 
 
-def _loss(out: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(out, y, reduction='sum')
-
-
-def _gradients(model: nn.Module) -> dict[str, Tensor | None]:
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
 def _compare_gradients(results: list[Found], model: nn.Module) -> None:
     assert any(p.grad is not None and p.grad.any() for p in model.parameters())
     for name, wanted in _gradients(model).items():
@@ -60,38 +53,49 @@ def _compare_gradients(results: list[Found], model: nn.Module) -> None:
             assert_near(sum(grads), wanted)
 
 
-def _compare(results: list[Found], model: nn.Module, out: Tensor, store: Any) -> None:
-    """With a step on the whole graph."""
-    mask = store.train_mask
-    _loss(out[mask], store.y[mask]).backward()
-    ids, outs = (torch.cat([result[i] for result in results]) for i in (0, 1))
-    assert ids.sort().values.tolist() == mask.nonzero().view(-1).tolist()
-    assert_near(outs, out.detach()[ids])
-    _compare_gradients(results, model)
+def _loss(out: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(out, y, reduction='sum')
 
 
-def _sampled(root: str, has_edges: bool, trim: bool) -> Found:
+def _gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def _of_type(values: Any, key: str | None) -> Any:
+    return values if key is None else values[key]
+
+
+def _seeds(root: str, model: nn.Module, key: str | None, *args: Any, **options: Any) -> Found:
     data = pyg_sar.load_shard(root)
-    model = Net(has_edges).double()
-    loader = pyg_sar.NeighborLoader(data, [-1, -1], data.train_mask, batch_size=3, shuffle=True)
-    ids, outs = [], []
-    for batch in loader:
-        out = model(batch, trim)[: batch.batch_size]
-        _loss(out, batch.y[: batch.batch_size]).backward()
-        ids.append(batch.n_id[: batch.batch_size])
+    mask = _of_type(data, key).train_mask
+    seeds, ids, outs = mask if key is None else (key, mask), [], []
+    for batch in pyg_sar.NeighborLoader(data, [-1, -1], seeds, **options):
+        store = _of_type(batch, key)
+        out = _of_type(model(batch, *args), key)[: store.batch_size]
+        _loss(out, store.y[: store.batch_size]).backward()
+        ids.append(store.n_id[: store.batch_size])
         outs.append(out.detach())
     return torch.cat(ids), torch.cat(outs), _gradients(model)
 
 
+def _compare(
+    root: Path, graph: Any, model: nn.Module, key: str | None, *args: Any, **how: Any
+) -> None:
+    """With a step on the whole graph."""
+    results = run_as_threads(_seeds, 2, str(root), model, key, *args, **how)
+    out, store = _of_type(model(graph), key), _of_type(graph, key)
+    _loss(out[store.train_mask], store.y[store.train_mask]).backward()
+    ids, outs = (torch.cat([result[i] for result in results]) for i in (0, 1))
+    assert ids.sort().values.tolist() == store.train_mask.nonzero().view(-1).tolist()
+    assert_near(outs, out.detach()[ids])
+    _compare_gradients(results, model)
+
+
 @pytest.mark.parametrize('trim', [False, True])
 @pytest.mark.parametrize('has_edges', [False, True])
-def test_seeds_as_on_the_whole_graph(tmp_path: Path, has_edges: bool, trim: bool) -> None:
-    graph = small_graph()
-    root = str(cut(graph, 4, tmp_path / 'parts'))
-    torch.manual_seed(0)
+def test_seeds_as_on_the_whole_graph(has_edges: bool, trim: bool) -> None:
     model = Net(has_edges).double()
-    results = run_as_threads(_sampled, 2, root, has_edges, trim)
-    _compare(results, model, model(graph), graph)
+    _compare(parts_of(4), small_graph(), model, None, trim, batch_size=3, shuffle=True)
 
 
 class HeteroNet(nn.Module):
@@ -119,29 +123,14 @@ def featured(tmp_path: Path) -> HeteroData:
 
 
 def _initialized(graph: HeteroData) -> HeteroNet:
-    torch.manual_seed(0)
     model = HeteroNet(graph.edge_types).double()
     with torch.no_grad():
         model(graph)
     return model
 
 
-def _seeds(root: str, model: HeteroNet) -> Found:
-    data = pyg_sar.load_shard(root)
-    seeds, ids, outs = ('paper', data['paper'].train_mask), [], []
-    for batch in pyg_sar.NeighborLoader(data, [-1, -1], seeds, batch_size=4):
-        size = batch['paper'].batch_size
-        out = model(batch)['paper'][:size]
-        _loss(out, batch['paper'].y[:size]).backward()
-        ids.append(batch['paper'].n_id[:size])
-        outs.append(out.detach())
-    return torch.cat(ids), torch.cat(outs), _gradients(model)
-
-
 def test_seeds_as_on_the_whole_heterogeneous_graph(tmp_path: Path, featured: HeteroData) -> None:
-    model = _initialized(featured)
-    results = run_as_threads(_seeds, 2, str(tmp_path / 'parts'), model)
-    _compare(results, model, model(featured)['paper'], featured['paper'])
+    _compare(tmp_path / 'parts', featured, _initialized(featured), 'paper', batch_size=4)
 
 
 def _scores(z: dict[str, Tensor], src: Tensor, dst: Tensor, label: Tensor) -> Tensor:
@@ -150,24 +139,15 @@ def _scores(z: dict[str, Tensor], src: Tensor, dst: Tensor, label: Tensor) -> Te
 
 
 def _links(root: str, model: HeteroNet) -> Found:
-    loader = pyg_sar.LinkNeighborLoader(
-        pyg_sar.load_shard(root),
-        [-1, -1],
-        WRITES,
-        batch_size=5,
-        neg_sampling='binary',
-        shuffle=True,
-    )
-    seen, losses = [], []
-    for batch in loader:
-        store = batch[WRITES]
-        (src, dst), label = store.edge_label_index, store.edge_label
+    data, seen, losses = pyg_sar.load_shard(root), [], []
+    how = {'batch_size': 5, 'neg_sampling': 'binary', 'shuffle': True}
+    for batch in pyg_sar.LinkNeighborLoader(data, [-1, -1], WRITES, **how):
+        (src, dst), label = batch[WRITES].edge_label_index, batch[WRITES].edge_label
         loss = _scores(model(batch), src, dst, label)
         loss.backward()
         losses.append(loss.detach())
-        seen.append(
-            torch.stack([batch['author'].n_id[src], batch['paper'].n_id[dst], label.long()])
-        )
+        ids = batch['author'].n_id[src], batch['paper'].n_id[dst]
+        seen.append(torch.stack([*ids, label.long()]))
     return torch.cat(seen, dim=1), torch.stack(losses).sum(), _gradients(model)
 
 

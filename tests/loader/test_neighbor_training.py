@@ -62,26 +62,24 @@ def _steps(loader: Any, model: Any, mean: Any) -> Steps:
     return steps
 
 
+def _model() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return GraphSAGE(6, 8, 2, 3).double()
+
+
 def _train(root: str, device: str = 'cpu', **options: Any) -> Steps:
     data = pyg_sar.load_shard(root).to(device)
-    torch.manual_seed(3)
-    model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 3).double().to(device))
-    loader = pyg_sar.NeighborLoader(
-        data, [-1, -1], data.train_mask, batch_size=BATCH_SIZE, **options
-    )
+    model = pyg_sar.DistributedDataParallel(_model().to(device))
+    how = {'batch_size': BATCH_SIZE, **options}
+    loader = pyg_sar.NeighborLoader(data, [-1, -1], data.train_mask, **how)
     return _steps(loader, model, pyg_sar.loader.mean_of_batches)
 
 
-def train_plain(**options: Any) -> Steps:
+def _train_plain(**options: Any) -> Steps:
     """With PyG's loader on one process, without ranks."""
-    data = small_graph()
-    torch.manual_seed(3)
-    model = GraphSAGE(6, 8, 2, 3).double()
-    sampler = AllNeighbours(data)
-    loader = NodeLoader(
-        data, sampler, input_nodes=data.train_mask, batch_size=BATCH_SIZE, **options
-    )
-    return _steps(loader, model, torch.mean)
+    data, how = small_graph(), {'batch_size': BATCH_SIZE, **options}
+    loader = NodeLoader(data, AllNeighbours(data), input_nodes=data.train_mask, **how)
+    return _steps(loader, _model(), torch.mean)
 
 
 def compare(results: list[Steps], wanted: Steps) -> None:
@@ -100,7 +98,7 @@ OPTIONS = [{'shuffle': True}, {'shuffle': False}, {'shuffle': True, 'drop_last':
 @pytest.mark.parametrize('world_size', [1, 2, 3])
 def test_losses_and_gradients_are_those_of_plain_pyg(world_size: int, options: Any) -> None:
     root = str(parts_of(6))
-    compare(run_as_threads(_train, world_size, root, **options), train_plain(**options))
+    compare(run_as_threads(_train, world_size, root, **options), _train_plain(**options))
 
 
 def _places(root: str, of: str, options: dict[str, Any]) -> list[list[int]]:

@@ -19,6 +19,7 @@ from pyg_sar.partition.partition_graph import cut_graph
 
 SIZES = [8, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
 BINARY = {'neg_sampling': 'binary'}
+MAKES = {'nodes': batches, 'links': link_batches}
 
 
 @pytest.fixture(scope='module')
@@ -59,54 +60,33 @@ NODES_BY_TYPE: list[dict[str, Any]] = [
     {'input_type': 'author', 'num_neighbors': [2, -1], 'disjoint': True},
     {'input_type': 'term', 'mask': None, 'num_neighbors': [2, 2], 'subgraph_type': 'induced'},
 ]
+TRIPLETS = {'neg_sampling': 'triplet'}
+REVERSED = {'exclude_edges': ('paper', 'rev_writes', 'author')}
+INDUCED = {'subgraph_type': 'induced'}
 LINKS: list[dict[str, Any]] = [
-    {'num_neighbors': [3, 2], 'shuffle': True, 'seed': 5, 'neg_sampling': 'binary'},
+    {'num_neighbors': [3, 2], 'shuffle': True, 'seed': 5, **BINARY},
     {'num_neighbors': [3, 2], 'neg_sampling': {'mode': 'triplet', 'amount': 3}, 'disjoint': True},
-    {'num_neighbors': [2, 2], 'exclude_edges': 'reverse', 'subgraph_type': 'induced'},
+    {'num_neighbors': [2, 2], 'exclude_edges': 'reverse', **INDUCED},
     {'num_neighbors': [-1, 1], 'exclude_edges': True, 'disjoint': True, **BINARY, 'replace': True},
     {'num_neighbors': [2], 'neg_sampling': {'mode': 'binary', 'amount': 0.4}, 'drop_last': True},
-    {'num_neighbors': [], 'neg_sampling': 'triplet', 'shuffle': True},
+    {'num_neighbors': [], **TRIPLETS, 'shuffle': True},
     {'num_neighbors': [3, 2], 'shuffle': True, **BINARY, **LABELLED},
     {'num_neighbors': [2, 2], 'time_attr': 'y', **BINARY, **TIMED},
-    {
-        'num_neighbors': [2, 2],
-        'time_attr': 'y',
-        'neg_sampling': 'triplet',
-        'shuffle': True,
-        **TIMED,
-    },
+    {'num_neighbors': [2, 2], 'time_attr': 'y', **TRIPLETS, 'shuffle': True, **TIMED},
     {'num_neighbors': [2], 'time_attr': 'edge_type', **LABELLED, **TIMED},
 ]
 LINKS_BY_TYPE: list[dict[str, Any]] = [
-    {
-        'num_neighbors': [3, 2],
-        'relation': WRITES,
-        **BINARY,
-        'exclude_edges': ('paper', 'rev_writes', 'author'),
-    },
-    {'num_neighbors': [3, 2], 'relation': WRITES, 'neg_sampling': 'triplet', 'disjoint': True},
-    {
-        'num_neighbors': [3, 2],
-        'relation': CITES,
-        **BINARY,
-        'exclude_edges': 'reverse',
-        'shuffle': True,
-    },
-    {
-        'num_neighbors': [3, 2],
-        'relation': HAS,
-        'pairs': drawn_pairs(30, (34, 7)),
-        'subgraph_type': 'induced',
-        **BINARY,
-    },
+    {'relation': WRITES, **BINARY, **REVERSED},
+    {'relation': WRITES, **TRIPLETS, 'disjoint': True},
+    {'relation': CITES, **BINARY, 'exclude_edges': 'reverse', 'shuffle': True},
+    {'relation': HAS, 'pairs': drawn_pairs(30, (34, 7)), **INDUCED, **BINARY},
 ]
+LINKS_BY_TYPE = [{'num_neighbors': [3, 2], **each} for each in LINKS_BY_TYPE]
 
 
 def _taken(kind: str, size: int, root: str, epochs: int = 1, **options: Any) -> list[Taken]:
     options = {'batch_size': 7 if kind == 'nodes' else 25, **options}
-    return run_as_threads(
-        batches if kind == 'nodes' else link_batches, size, root, epochs, **options
-    )
+    return run_as_threads(MAKES[kind], size, root, epochs, **options)
 
 
 CASES = [
@@ -139,9 +119,9 @@ OF_LOADERS = few(
 @pytest.mark.parametrize(('kind', 'graph', 'options'), OF_LOADERS)
 def test_processes_have_the_batches_of_threads(roots, kind, graph, options):
     options = {'batch_size': 7, **options}
-    make = batches if kind == 'nodes' else link_batches
     want = _taken(kind, 2, roots[graph], 2, **options)
-    for got, wanted in zip(run_ranks(make, 2, roots[graph], 2, **options), want, strict=True):
+    found = run_ranks(MAKES[kind], 2, roots[graph], 2, **options)
+    for got, wanted in zip(found, want, strict=True):
         assert_same(got, wanted)
 
 

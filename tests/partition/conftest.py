@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from graphs import awkward_graph, with_values
 from partition_files import load_shard_files
 from torch import Tensor
 from torch_geometric.data import Data
@@ -25,47 +26,25 @@ def _random_edges(num_nodes: int, num_edges: int, seed: int) -> Tensor:
     return torch.randint(num_nodes, (2, num_edges), generator=generator)
 
 
-def _with_attributes(edge_index: Tensor, num_nodes: int) -> Data:
-    num_edges = edge_index.size(1)
-    generator = torch.Generator().manual_seed(num_nodes)
-    return Data(
-        x=torch.randn(num_nodes, 3, generator=generator),
-        edge_index=edge_index,
-        y=torch.randint(4, (num_nodes,), generator=generator),
-        train_mask=torch.rand(num_nodes, generator=generator) < 0.5,
-        pos=torch.rand(num_nodes, 2, generator=generator, dtype=torch.float64),
-        edge_attr=torch.randn(num_edges, 2, generator=generator),
-        edge_weight=torch.rand(num_edges, generator=generator),
-        edge_type=torch.randint(5, (num_edges,), generator=generator, dtype=torch.uint8),
-    )
-
-
-def _loops_and_duplicates() -> Data:
-    edges = _random_edges(30, 80, seed=1)
-    loops = torch.arange(0, 30, 3).repeat(2, 1)
-    return _with_attributes(torch.cat([edges, loops, edges[:, ::2], loops], dim=1), 30)
-
-
 def _communities() -> Data:
     clique = torch.cartesian_prod(torch.arange(10), torch.arange(10)).t()
     clique = clique[:, clique[0] != clique[1]]
     bridges = torch.tensor([[9, 19, 10, 20], [10, 20, 9, 19]])
-    edges = torch.cat([clique, clique + 10, clique + 20, bridges], dim=1)
-    return _with_attributes(edges, 30)
+    return with_values(torch.cat([clique, clique + 10, clique + 20, bridges], dim=1), 30)
 
 
 def _star() -> Data:
-    return _with_attributes(torch.stack([torch.arange(1, 20), torch.zeros(19).long()]), 20)
+    return with_values(torch.stack([torch.arange(1, 20), torch.zeros(19).long()]), 20)
 
 
 GRAPHS: dict[str, Callable[[], Data]] = {
-    'directed': lambda: _with_attributes(_random_edges(50, 300, seed=0), 50),
-    'loops_and_duplicates': _loops_and_duplicates,
-    'isolated': lambda: _with_attributes(_random_edges(12, 30, seed=2) * 2, 40),
+    'directed': lambda: with_values(_random_edges(50, 300, seed=0), 50),
+    'loops_and_duplicates': lambda: awkward_graph(30, 80),
+    'isolated': lambda: with_values(_random_edges(12, 30, seed=2) * 2, 40),
     'communities': _communities,
     'star': _star,
-    'no_edges': lambda: _with_attributes(torch.empty(2, 0, dtype=torch.int64), 9),
-    'as_many_edges_as_nodes': lambda: _with_attributes(_random_edges(25, 25, seed=3), 25),
+    'no_edges': lambda: with_values(torch.empty(2, 0, dtype=torch.int64), 9),
+    'as_many_edges_as_nodes': lambda: with_values(_random_edges(25, 25, seed=3), 25),
     'bare': lambda: Data(edge_index=_random_edges(20, 60, seed=4), num_nodes=23),
 }
 
@@ -124,6 +103,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memmap, 'IN_MEMORY', 0)
 
 
+@pytest.fixture(params=[False, True], ids=['in memory', 'on disk'])
+def scratch(request: pytest.FixtureRequest, tmp_path: Path) -> memmap.Scratch | None:
+    return memmap.Scratch(tmp_path) if request.param else None
+
+
 @pytest.fixture
 def check_partition() -> CheckPartition:
     return _check_partition
@@ -146,10 +130,8 @@ def _check_partition(
     Returns the part of every node.
     """
     assert verify_partition(root) == []
-    names = {
-        'node': [n for n in node_attrs if n in data],
-        'edge': [n for n in edge_attrs if n in data],
-    }
+    given = {'node': node_attrs, 'edge': edge_attrs}
+    names = {kind: [n for n in of_kind if n in data] for kind, of_kind in given.items()}
     src, dst = data.edge_index
     num_nodes, num_edges = data.num_nodes, src.numel()
     assert num_nodes is not None
@@ -169,9 +151,9 @@ def _check_partition(
         assert {path.name for path in folder.iterdir()} == {
             *('edge_feats.pt', 'graph.pt', 'node_feats.pt', 'sar.pt')
         }
-        narrow = ('halo_pos', 'boundary_pos', 'src', 'dst')
-        for name, value in sar.items():
-            assert value.dtype == (torch.int32 if name in narrow else torch.int64)
+        narrow = {name for name, value in sar.items() if value.dtype == torch.int32}
+        assert narrow == {'halo_pos', 'boundary_pos', 'src', 'dst'}
+        assert {sar[name].dtype for name in {*sar} - narrow} == {torch.int64}
         # Own nodes; edges into them, as they are in the graph, in the order of the format.
         own, e_id = sar['n_id'].tolist(), sar['e_id']
         assert sorted(own) == (part_of == part).nonzero().view(-1).tolist()
@@ -197,14 +179,8 @@ def _check_partition(
 
     meta = json.loads((root / 'META.json').read_text())
     ours = meta.pop('pyg_sar')
-    assert meta == {
-        'num_parts': num_parts,
-        'node_types': None,
-        'edge_types': None,
-        'node_offset': None,
-        'is_hetero': False,
-        'is_sorted': False,
-    }
+    plain = {'is_hetero': False, 'is_sorted': False, 'num_parts': num_parts}
+    assert meta == {**plain, 'node_types': None, 'edge_types': None, 'node_offset': None}
     said = {
         'format_version': 2,
         'num_nodes': num_nodes,
@@ -215,12 +191,10 @@ def _check_partition(
         'block_edges': block_edges,
     }
     for kind in ('node', 'edge'):
+        rows = {name: data[name] for name in names[kind]}
         said[f'{kind}_attrs'] = {
-            name: {
-                'dtype': str(data[name].dtype).removeprefix('torch.'),
-                'shape': list(data[name].shape[1:]),
-            }
-            for name in names[kind]
+            name: {'dtype': str(of.dtype).removeprefix('torch.'), 'shape': list(of.shape[1:])}
+            for name, of in rows.items()
         }
     assert said.items() <= ours.items()
     assert ours['partition']['edge_cut'] == int((part_of[src] != part_of[dst]).sum())

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from graph_files import command, content
 from partition_files import meta_of
 from test_refused_files import BANNER, csr
 
@@ -21,11 +22,8 @@ from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources import load_source, metis_files, pieces
 
 
-def _content(data: Any) -> dict[str, Any]:
-    return {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in data.items()}
-
-
 def _mtx(folder: Path, text: str) -> Path:
+    pytest.importorskip('scipy')
     (folder / 'a.mtx').write_text(text)
     return folder / 'a.mtx'
 
@@ -53,27 +51,22 @@ def _mtx(folder: Path, text: str) -> Path:
         ('real general', '', [[], []], [], torch.float64),
     ],
 )
-@pytest.mark.parametrize('on_disk', [False, True])
-def test_matrix_market(tmp_path, kind, body, edges, weights, dtype, on_disk):
-    pytest.importorskip('scipy')
+def test_matrix_market(tmp_path, kind, body, edges, weights, dtype, scratch):
     count = len(body.splitlines())
     path = _mtx(tmp_path, f'{BANNER} {kind}\n% made by hand\n\n3 3 {count}\n{body}\n')
-    data = load_source(path, scratch=Scratch(tmp_path) if on_disk else None)
+    data = load_source(path, scratch=scratch)
     want = {'edge_index': edges, 'num_nodes': 3}
-    want |= {} if weights is None else {'edge_weight': weights}
-    assert _content(data) == want
-    assert data.edge_index.dtype == (torch.int32 if on_disk else torch.int64)
+    assert content(data) == want | ({} if weights is None else {'edge_weight': weights})
+    assert data.edge_index.dtype == (torch.int32 if scratch else torch.int64)
     assert weights is None or data.edge_weight.dtype == dtype
 
 
 def test_matrix_market_that_is_not_square(tmp_path):
-    pytest.importorskip('scipy')
     data = load_source(_mtx(tmp_path, f'{BANNER} real general\n2 5 2\n1 5 .5\n2 1 2\n'))
-    assert data.num_nodes_dict == {'row': 2, 'col': 5}
-    assert data.edge_types == [('row', 'to', 'col')]
-    assert _content(data['row', 'to', 'col']) == {
-        'edge_index': [[0, 1], [4, 0]],
-        'edge_weight': [0.5, 2],
+    assert content(data) == {
+        'row': {'num_nodes': 2},
+        'col': {'num_nodes': 5},
+        ('row', 'to', 'col'): {'edge_index': [[0, 1], [4, 0]], 'edge_weight': [0.5, 2]},
     }
 
 
@@ -88,7 +81,6 @@ def test_compressed_matrix_market(tmp_path, suffix, pack):
 @pytest.mark.parametrize('size', [1, 7, 1 << 20])
 def test_matrix_market_in_pieces(tmp_path, monkeypatch, size):
     """However the file is cut, with spaces at any place and no end of the last line."""
-    pytest.importorskip('scipy')
     monkeypatch.setattr(pieces, 'PIECE', size)
     lines = ['  1 2\t.5e1  ', '', ' \t', '3 1 -7.', '2 2 nan\r', '2 3 -INF', '1 1 1E-2 ']
     path = _mtx(tmp_path, f'{BANNER} real general\n3 3 5\n' + '\n'.join(lines))
@@ -106,7 +98,6 @@ def test_matrix_market_in_pieces(tmp_path, monkeypatch, size):
 
 
 def test_matrix_market_tells_of_zeros_and_of_both_sides(tmp_path):
-    pytest.importorskip('scipy')
     path = _mtx(tmp_path, f'{BANNER} real general\n3 3 2\n1 2 0\n3 1 4\n')
     with pytest.warns(UserWarning, match=r'entries that are 0 .1.: .* an edge_weight of 0'):
         assert load_source(path).edge_weight.tolist() == [0, 4]
@@ -116,7 +107,8 @@ def test_matrix_market_tells_of_zeros_and_of_both_sides(tmp_path):
 
 
 def test_matrix_market_without_scipy(tmp_path, monkeypatch):
-    path = _mtx(tmp_path, f'{BANNER} pattern general\n3 3 1\n1 2\n')
+    path = tmp_path / 'a.mtx'
+    path.write_text(f'{BANNER} pattern general\n3 3 1\n1 2\n')
     monkeypatch.setitem(sys.modules, 'scipy.io', None)
     with pytest.raises(ValueError, match=r"expected SciPy .* pip install 'pyg_sar\[fast\]'"):
         load_source(path)
@@ -150,18 +142,20 @@ def test_metis(tmp_path, monkeypatch, text, more, size):
     for name in ('a.graph', 'a.metis'):
         (tmp_path / name).write_text(text, newline='')
         data = load_source(tmp_path / name)
-        assert _content(data) == {'edge_index': PATH_OF_3, 'num_nodes': 3, **more}
+        assert content(data) == {'edge_index': PATH_OF_3, 'num_nodes': 3, **more}
         assert all(data[name].dtype == torch.int64 for name in ('edge_index', *more))
     assert load_source(tmp_path / name, scratch=Scratch(tmp_path)).edge_index.tolist() == PATH_OF_3
 
 
 def test_metis_nodes_without_neighbours(tmp_path):
     """An empty line is a node; a line of a comment is none."""
-    (tmp_path / 'a.graph').write_text('5 1\n\n5\n\n%\n\n2\n')
-    data = load_source(tmp_path / 'a.graph')
-    assert _content(data) == {'edge_index': [[1, 4], [4, 1]], 'num_nodes': 5}
-    (tmp_path / 'a.graph').write_text('2 0\n\n\n')
-    assert _content(load_source(tmp_path / 'a.graph')) == {'edge_index': [[], []], 'num_nodes': 2}
+    for text, edges, count in (
+        ('5 1\n\n5\n\n%\n\n2\n', [[1, 4], [4, 1]], 5),
+        ('2 0\n\n\n', [[], []], 2),
+    ):
+        (tmp_path / 'a.graph').write_text(text)
+        found = content(load_source(tmp_path / 'a.graph'))
+        assert found == {'edge_index': edges, 'num_nodes': count}
 
 
 def test_metis_lines_are_bounded(tmp_path, monkeypatch):
@@ -204,29 +198,30 @@ def _dense(data: Any, shape: tuple[int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize('layout', ['csr', 'csc', 'coo'])
 @pytest.mark.parametrize('compressed', [False, True])
-@pytest.mark.parametrize('on_disk', [False, True])
-def test_matrices_of_scipy(tmp_path, layout, compressed, on_disk):
+def test_matrices_of_scipy(tmp_path, layout, compressed, scratch):
     sparse = pytest.importorskip('scipy.sparse')
     rng = np.random.default_rng(0)
     dense = np.where(rng.random((300, 300)) < 0.2, rng.random((300, 300)) + 0.5, 0)
     dense[17:40] = 0
-    scratch = Scratch(tmp_path) if on_disk else None
+
+    def load(matrix: Any) -> Any:
+        sparse.save_npz(tmp_path / 'a.npz', matrix.asformat(layout), compressed=compressed)
+        return load_source(tmp_path / 'a.npz', scratch=scratch)
+
     for of in (sparse.coo_matrix, sparse.coo_array):
-        matrix = of(dense).asformat(layout)
-        sparse.save_npz(tmp_path / 'a.npz', matrix, compressed=compressed)
-        data = load_source(tmp_path / 'a.npz', scratch=scratch)
+        data = load(of(dense))
         assert sorted(data.keys()) == ['edge_index', 'edge_weight', 'num_nodes']
         assert np.array_equal(_dense(data, (300, 300)), dense)
-        row, col = matrix.tocoo().coords if hasattr(matrix, 'coords') else matrix.nonzero()
-        assert layout == 'csc' or data.edge_index.tolist() == [row.tolist(), col.tolist()]
-    ones = sparse.coo_matrix(dense > 0).asformat(layout)
+        order = of(dense).asformat(layout).tocoo()
+        assert layout == 'csc' or data.edge_index.tolist() == [
+            order.row.tolist(),
+            order.col.tolist(),
+        ]
     for dtype in (bool, np.float32, np.int8):
-        sparse.save_npz(tmp_path / 'a.npz', ones.astype(dtype), compressed=compressed)
-        data = load_source(tmp_path / 'a.npz', scratch=scratch)
+        data = load(sparse.coo_matrix((dense > 0).astype(dtype)))
         assert sorted(data.keys()) == ['edge_index', 'num_nodes']
         assert np.array_equal(_dense(data, (300, 300)), dense > 0)
-    sparse.save_npz(tmp_path / 'a.npz', sparse.coo_matrix(dense[:7]).asformat(layout))
-    data = load_source(tmp_path / 'a.npz', scratch=scratch)
+    data = load(sparse.coo_matrix(dense[:7]))
     assert data.num_nodes_dict == {'row': 7, 'col': 300}
     assert np.array_equal(_dense(data['row', 'to', 'col'], (7, 300)), dense[:7])
 
@@ -257,45 +252,37 @@ def _of_attributes(**changes: Any) -> dict[str, Any]:
     return {k: v for k, v in {**arrays, **changes}.items() if v is not None}
 
 
-@pytest.mark.parametrize('on_disk', [False, True])
-def test_matrices_with_attributes(tmp_path, on_disk):
-    path, scratch = tmp_path / 'a.npz', Scratch(tmp_path) if on_disk else None
-    np.savez_compressed(path, **_of_attributes())
-    data = load_source(path, scratch=scratch)
-    x = [[0, 1, 0, 0], [2, 0, 3, 0], [0, 0, 0, 0]]
+def test_matrices_with_attributes(tmp_path, scratch):
+    def load(**changes: Any) -> Any:
+        np.savez_compressed(tmp_path / 'a.npz', **_of_attributes(**changes))
+        return load_source(tmp_path / 'a.npz', scratch=scratch)
+
+    data, x = load(), [[0, 1, 0, 0], [2, 0, 3, 0], [0, 0, 0, 0]]
     assert data.x.dtype == torch.float32
-    assert data.x.tolist() == x
-    assert (data.num_nodes, data.y.tolist()) == (3, [2, 0, 1])
-    assert data.edge_index.tolist() == [[0, 1, 1], [1, 0, 2]]
-    assert 'edge_weight' not in data
-    assert data.node_names.tolist() == ['a', 'b', 'c']
+    edges, names = [[0, 1, 1], [1, 0, 2]], ['a', 'b', 'c']
+    want = {'x': x, 'num_nodes': 3, 'y': [2, 0, 1], 'edge_index': edges, 'node_names': names}
+    assert content(data) == want
     sparse = {f'attr_{part}': None for part in ('data', 'indices', 'indptr', 'shape')}
-    np.savez(path, **_of_attributes(**sparse, attr_matrix=np.array(x, np.float32)))
-    assert load_source(path, scratch=scratch).x.tolist() == x
-    np.savez(path, **_of_attributes(attr_indices=np.array([1, 0, 4])))
+    assert load(**sparse, attr_matrix=np.array(x, np.float32)).x.tolist() == x
     with pytest.raises(ValueError, match=r'columns in \[0, 4\) .*got 4'):
-        load_source(path, scratch=scratch)
-    np.savez(path, **_of_attributes(adj_shape=np.array([3, 5])))
+        load(attr_indices=np.array([1, 0, 4]))
     with pytest.raises(ValueError, match=r'a square matrix .* as it has features or classes'):
-        load_source(path, scratch=scratch)
+        load(adj_shape=np.array([3, 5]))
 
 
-@pytest.mark.parametrize('on_disk', [False, True])
-def test_an_archive_is_read_up_to_what_it_announces(tmp_path, on_disk):
+def test_an_archive_is_read_up_to_what_it_announces(tmp_path, scratch):
     """Arrays longer than their member, and a member that no archive of this size can hold."""
-    path, scratch = tmp_path / 'a.npz', Scratch(tmp_path) if on_disk else None
+    path, name = tmp_path / 'a.npz', 'edge_index.npy'
     np.savez_compressed(path, edge_index=np.zeros((2, 1000), np.int64))
     good = path.read_bytes()
-    name = b'edge_index.npy'
-    size = zipfile.ZipFile(path).getinfo(name.decode()).file_size.to_bytes(4, 'little')
+    size = zipfile.ZipFile(path).getinfo(name).file_size.to_bytes(4, 'little')
     for announced, message in ((10_000, 'expected 16000 bytes'), (1 << 30, 'as it announces')):
         path.write_bytes(good.replace(size, announced.to_bytes(4, 'little')))
         with pytest.raises(ValueError, match=message):
             load_source(path, scratch=scratch)
     with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
         header = "{'descr': '<i8', 'fortran_order': False, 'shape': (2, 1000000000), }"
-        start = b'\x93NUMPY\x01\x00v\x00'
-        archive.writestr(name.decode(), start + header.ljust(117).encode() + b'\n')
+        archive.writestr(name, b'\x93NUMPY\x01\x00v\x00' + header.ljust(117).encode() + b'\n')
     with pytest.raises(ValueError, match='expected 16000000000 bytes'):
         load_source(path, scratch=scratch)
 
@@ -304,7 +291,6 @@ def test_an_archive_is_read_up_to_what_it_announces(tmp_path, on_disk):
 
 
 def test_command_line(tmp_path, capsys):
-    pytest.importorskip('scipy')
     (tmp_path / 'a.graph').write_text('3 2\n2\n1 3\n2\n')
     mtx = _mtx(tmp_path, f'{BANNER} integer symmetric\n3 3 2\n2 1 1\n3 2 0\n')
     np.savez(tmp_path / 'a.npz', **csr())
@@ -315,9 +301,8 @@ def test_command_line(tmp_path, capsys):
     assert told.out.count('3 nodes and 4 edges in 2 parts') == 2
     assert told.err.count('note: ') == 1
     assert 'entries that are 0 (2)' in told.err
-    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'npz', 0))
-    assert data.edge_weight.dtype == torch.float64
+    assert pyg_sar.load_shard(tmp_path / 'npz').edge_weight.dtype == torch.float64
     assert meta_of(tmp_path / 'mtx')['num_edges'] == 4
     mtx.write_text(f'{BANNER} real general\n3 3 1\n1 4 1\n')
-    assert main([str(mtx), str(tmp_path / 'no'), *options]) == 2
+    assert command(mtx, tmp_path / 'no') == 2
     assert 'Line 3: Column index out of bounds' in capsys.readouterr().err

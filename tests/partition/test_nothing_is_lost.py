@@ -12,18 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from partition_files import is_in_file, tree
-from ranks import run_as_threads
-from small_graphs import attempt
+from graph_files import command
+from partition_files import is_in_file, meta_of, tree
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.comm.ranks import rank
 from pyg_sar.partition import writer
-from pyg_sar.partition.__main__ import main
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources import load_source
-from pyg_sar.shard.files import read_json
 from pyg_sar.utils import durable
 
 # The module, not the function of this name that the package offers.
@@ -51,7 +47,7 @@ def _graph() -> Data:
 
 @pytest.mark.parametrize('kind', ['graph.pt', 'graph.npz', 'folder'])
 def test_what_a_transform_changes_in_place_is_kept(kind: str, tmp_path: Path) -> None:
-    graph, source = _graph(), tmp_path / kind
+    graph, source, out = _graph(), tmp_path / kind, tmp_path / 'out'
     arrays = {name: value.numpy() for name, value in graph.to_dict().items()}
     if kind.endswith('.pt'):
         torch.save(graph, source)
@@ -64,14 +60,11 @@ def test_what_a_transform_changes_in_place_is_kept(kind: str, tmp_path: Path) ->
     assert graph.x.isnan().any()
     assert is_in_file(load_source(source, scratch=Scratch(tmp_path)).x)
     before = tree(tmp_path)
-    transform = f'{__name__}.Impute'
-    words = [str(source), str(tmp_path / 'out'), '--num-parts', '2', '--quiet']
-    assert main([*words, '--transform', transform]) == 0
-    for part in range(2):
-        data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out', part))
-        assert torch.equal(data.x, graph.x[data.n_id].nan_to_num())
-        assert torch.equal(data.y, graph.y[data.n_id] + 1)
-    assert {name: tree(tmp_path)[name] for name in before} == before
+    assert command(source, out, '--transform', f'{__name__}.Impute') == 0
+    data = pyg_sar.load_shard(out)
+    assert torch.equal(pyg_sar.gather(data.x), graph.x.nan_to_num())
+    assert torch.equal(pyg_sar.gather(data.y), graph.y + 1)
+    assert before.items() <= tree(tmp_path).items()
 
 
 def _small() -> Data:
@@ -79,32 +72,27 @@ def _small() -> Data:
 
 
 def test_files_of_others_are_not_deleted(tmp_path: Path) -> None:
-    def write(root: Path) -> None:
-        pyg_sar.partition_graph(_small(), 2, root, force=True)
-
     root = tmp_path / 'parts'
-    write(root)
-    write(root)  # nothing but a partition is replaced
-    (root / 'run').mkdir()
-    (root / 'run' / 'model.pt').write_text('weights')
+    for _ in range(2):  # nothing but a partition is replaced
+        pyg_sar.partition_graph(_small(), 2, root, force=True)
+    _save(root)
     with pytest.raises(ValueError, match=r"such as 'run/model.pt'.*would be deleted"):
-        write(root)
-    assert (root / 'run' / 'model.pt').read_text() == 'weights'
+        pyg_sar.partition_graph(_small(), 2, root, force=True)
+    assert (root / 'run' / 'model.pt').read_text() == 'epoch 100'
     pyg_sar.load_shard(root, 0)
     shutil.rmtree(root / 'run')
-    write(root)
+    pyg_sar.partition_graph(_small(), 2, root, force=True)
 
 
 def test_folders_beside_a_partition_that_others_made_are_left(tmp_path: Path) -> None:
     names = ['.parts.of-last-year.old', '.parts.v2.0123456789ab.old', '.parts.notes.tmp']
     names += ['.parts.0123456789ab.tmp', '.parts.0123456789ab.old', '.parts.v2.0123456789ab.tmp']
-    for name in names:
+    for name in (*names, '.parts.abcdef012345.tmp'):
         (tmp_path / name).mkdir()
-        (tmp_path / name / 'precious.pt').write_text('weeks of work')
-    (tmp_path / names[-1] / 'made_by_pyg_sar').touch()  # of a partition of another name
-    ours = tmp_path / '.parts.abcdef012345.tmp'
-    ours.mkdir()
-    (ours / 'made_by_pyg_sar').touch()
+        if name in names:
+            (tmp_path / name / 'precious.pt').write_text('weeks of work')
+    for name in ('.parts.abcdef012345.tmp', names[-1]):  # ours, and of a partition of another name
+        (tmp_path / name / 'made_by_pyg_sar').touch()
     (tmp_path / '.parts.abcdef000000.tmp').symlink_to(names[0])
     for _ in range(2):
         pyg_sar.partition_graph(_small(), 2, tmp_path / 'parts', force=True)
@@ -113,43 +101,22 @@ def test_folders_beside_a_partition_that_others_made_are_left(tmp_path: Path) ->
     assert left == {*names, 'parts', '.parts.abcdef000000.tmp'}
 
 
-def _save(parts: Path) -> str:
+def _save(parts: Path) -> None:
     (parts / 'run').mkdir()
     (parts / 'run' / 'model.pt').write_text('epoch 100')
-    return 'run/model.pt'
 
 
-def _link(parts: Path) -> str:
-    (parts / 'run').symlink_to(parts.parent / 'elsewhere')
-    return 'run'
-
-
-def _folder(parts: Path) -> str:
-    (parts / 'part_1' / 'run').mkdir()
-    return 'part_1/run'
-
-
-def _change(parts: Path) -> str:
-    torch.save({'feats': {'x': torch.zeros(4, 2)}}, parts / 'part_1' / 'node_feats.pt')
-    return 'part_1/node_feats.pt'
-
-
-def _another(parts: Path) -> str:
+def _another(parts: Path) -> None:
     data = Data(x=torch.zeros(8, 2), edge_index=_small().edge_index)
     pyg_sar.partition_graph(data, 2, parts, method='range', force=True)
-    return 'part_1/sar.pt'
 
 
-def _a_file(parts: Path) -> str:
-    shutil.rmtree(parts, ignore_errors=True)
-    parts.write_text('a file')
-    return '.'
+def _in_its_place(write: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda parts: (shutil.rmtree(parts, ignore_errors=True), write(parts))
 
 
-def _a_link(parts: Path) -> str:
-    shutil.rmtree(parts, ignore_errors=True)
-    parts.symlink_to(parts.parent / 'elsewhere')
-    return '.'
+def _link(path: Path) -> None:
+    path.symlink_to(path.parent / 'elsewhere')
 
 
 def _whole(root: Path) -> dict[str, bytes | str]:
@@ -161,39 +128,56 @@ def _whole(root: Path) -> dict[str, bytes | str]:
     }
 
 
-WRITES = [_save, _link, _folder, _change, _another, _a_file, _a_link]
+OTHER_ROWS = {'feats': {'x': torch.zeros(4, 2)}}
+WRITES: dict[str, tuple[Callable[[Path], object], str]] = {
+    'a folder': (_save, 'run/model.pt'),
+    'a link': (lambda parts: (parts / 'run').symlink_to(parts.parent / 'elsewhere'), 'run'),
+    'a folder in a part': (lambda parts: (parts / 'part_1' / 'run').mkdir(), 'part_1/run'),
+    'other rows': (
+        lambda parts: torch.save(OTHER_ROWS, parts / 'part_1' / 'node_feats.pt'),
+        'part_1/node_feats.pt',
+    ),
+    'another partition': (_another, 'part_1/sar.pt'),
+    'a file in its place': (_in_its_place(lambda parts: parts.write_text('a file')), '.'),
+    'a link in its place': (_in_its_place(_link), '.'),
+}
+"""What is written, and the name that an error has of it."""
+
+OF_A_PARTITION = ('a folder in a part', 'other rows')
 MOMENTS = [
     *(('in the cut', True), ('as it ends', True)),
     *(('at the exchange', True), ('at the exchange', False)),
 ]
 CASES = [  # every two of them together
-    (write, (i + j) % 2 == 0 and write not in (_folder, _change), moment)  # two are of a partition
-    for i, write in enumerate(WRITES)
+    (what, (i + j) % 2 == 0 and what not in OF_A_PARTITION, moment)
+    for i, what in enumerate(WRITES)
     for j, moment in enumerate(MOMENTS)
-    if not ('exchange' in moment[0] and write is _a_file)  # which the system refuses
+    if not ('exchange' in moment[0] and what == 'a file in its place')  # the system refuses
 ]
 
 
-@pytest.mark.parametrize(('write', 'is_first', 'moment'), CASES)
+@pytest.mark.parametrize(('what', 'is_first', 'moment'), CASES)
 def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
-    write: Callable[[Path], str],
+    what: str,
     is_first: bool,
     moment: tuple[str, bool],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parts, found, (when, exchanges) = tmp_path / 'parts', [], moment
+    write, name_of_it = WRITES[what]
     (tmp_path / 'elsewhere').mkdir()
     if not is_first:
         pyg_sar.partition_graph(_small(), 2, parts, method='range')
-    elif write in (_save, _link):
+    elif what in ('a folder', 'a link'):
         parts.mkdir()
 
     def wrote(function: Any) -> Any:
         def write_before(*args: Any, **kwargs: Any) -> Any:
             if not found:
-                found.append('')
-                found[:] = [write(parts), *[_whole(parts)]]
+                found.append({})
+                write(parts)
+                found[0] = _whole(parts)
             return function(*args, **kwargs)
 
         return write_before
@@ -208,9 +192,8 @@ def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
         monkeypatch.setattr('pyg_sar.utils.durable._exchange', lambda a, b: False)
     with pytest.raises(ValueError, match='as it was when the cut began') as raised:
         pyg_sar.partition_graph(_small(), 2, parts, method='range', force=True)
-    name, before = found
-    assert f"got '{name}'" in str(raised.value)
-    assert _whole(parts) == before
+    assert f"got '{name_of_it}'" in str(raised.value)
+    assert [_whole(parts)] == found
     kept = Path(str(raised.value).rsplit("'", 2)[1])
     others = {path.name for path in tmp_path.iterdir()}
     assert others == {'parts', 'elsewhere', kept.name}
@@ -218,7 +201,7 @@ def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
         loaded = [pyg_sar.local(pyg_sar.load_shard(kept, rank)).x for rank in range(2)]
         assert torch.equal(torch.cat(loaded), _small().x)
         pyg_sar.partition_graph(_small(), 2, tmp_path / 'elsewhere', method='range', force=True)
-        if write is _save and not is_first:
+        if what == 'a folder' and not is_first:
             shutil.rmtree(parts / 'run', ignore_errors=True)
             pyg_sar.partition_graph(_small(), 2, parts, method='range', force=True)
 
@@ -257,33 +240,17 @@ def test_a_replacement_is_on_the_disk_before_the_old_one_goes(tmp_path, monkeypa
 def test_whole_numbers_of_numpy(kind: Any, tmp_path: Path) -> None:
     """They are those of Python, also in META.json, which has no others."""
     summary = []
-    for number, of in enumerate((kind, int)):
+    for of in (kind, int):
+        root = tmp_path / of.__name__
         options = {'method': 'ldg', 'seed': of(3)}
-        root = tmp_path / str(number)
         summary.append(pyg_sar.partition_graph(_small(), of(2), root, **options))
-        meta = read_json(root)['pyg_sar']['partition']
-        assert meta['seed'] == 3
+        assert meta_of(root)['partition']['seed'] == 3
     assert summary[0] == summary[1]
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
     path = pyg_sar.save_checkpoint(tmp_path / 'run', model, optimizer, epoch=kind(2))
     assert path.name == 'epoch-000002'
     assert pyg_sar.load_checkpoint(tmp_path / 'run', model).epoch == 2
-
-
-def _loaded(roots: list[str]) -> str:
-    return attempt(pyg_sar.load_shard, roots[rank()])
-
-
-def test_ranks_load_the_same_features(tmp_path: Path) -> None:
-    graph, roots = _small(), [str(tmp_path / 'a'), str(tmp_path / 'b')]
-    pyg_sar.partition_graph(graph, 2, roots[0], method='range')
-    shutil.copytree(roots[0], tmp_path / 'copy')
-    graph.x = graph.x + 1
-    pyg_sar.partition_graph(graph, 2, roots[1], method='range')
-    told = run_as_threads(_loaded, 2, roots)
-    assert all('expected the same partition on all ranks' in each for each in told), told
-    assert run_as_threads(_loaded, 2, [roots[0], str(tmp_path / 'copy')]) == ['no error'] * 2
 
 
 def test_a_file_is_no_folder_of_checkpoints(tmp_path: Path) -> None:

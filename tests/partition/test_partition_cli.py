@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from partition_files import meta_of
+from graph_files import command, whole
+from partition_files import load_part, meta_of
 from ranks import heed_interrupts
+from started import environment
 from torch_geometric.data import Data
 
 from pyg_sar.partition.__main__ import main
@@ -49,9 +52,11 @@ def test_ctrl_c_leaves_nothing(tmp_path):
     """Interrupted once the first files are there."""
     graph = Data(x=torch.zeros(60_000, 64), edge_index=torch.randint(60_000, (2, 200_000)))
     torch.save(graph, tmp_path / 'data.pt')
-    arguments = [str(tmp_path / 'data.pt'), str(tmp_path / 'out'), '--num-parts', '500']
+    words = ['data.pt', 'out', '--num-parts', '500', '--method', 'random']
     process = subprocess.Popen(
-        [sys.executable, '-m', 'pyg_sar.partition', *arguments, '--method', 'random'],
+        [sys.executable, '-m', 'pyg_sar.partition', *words],
+        cwd=tmp_path,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -64,8 +69,7 @@ def test_ctrl_c_leaves_nothing(tmp_path):
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=600)
-    assert process.returncode == 130
-    assert stdout == ''
+    assert (process.returncode, stdout) == (130, '')
     assert stderr.endswith('error: interrupted, nothing was written\n')
     assert 'Traceback' not in stderr
     assert [path.name for path in tmp_path.iterdir()] == ['data.pt']
@@ -73,20 +77,19 @@ def test_ctrl_c_leaves_nothing(tmp_path):
 
 def test_options_arrive(graph, tmp_path, check_partition, capfd):
     del graph.train_mask
-    torch.save(graph, tmp_path / 'data.pt')
-    arguments = (tmp_path / 'data.pt', tmp_path / 'out', '--num-parts', 4, '--quiet')
-    options = ('--balance', 'edges', '--split', '0.5/0.2/0.3')
-    assert _main(*arguments, *options, '--seed', 9) == 0
-    meta = meta_of(tmp_path / 'out')
+    source, out = tmp_path / 'data.pt', tmp_path / 'out'
+    torch.save(graph, source)
+    options = ('--balance', 'edges', '--split', '0.5/0.2/0.3', '--seed', 9)
+    assert command(source, out, *options, num_parts=4) == 0
     expected = {'method': 'metis', 'seed': 9, 'balance': 'edges'}
-    assert expected.items() <= meta['partition'].items()
-    masks = torch.load(tmp_path / 'out' / 'part_0' / 'node_feats.pt')['feats']
+    assert expected.items() <= meta_of(out)['partition'].items()
+    masks = load_part(out, 0, 'node_feats.pt')['feats']
     assert {'train_mask', 'val_mask', 'test_mask'} <= set(masks)
 
     parts = np.arange(50) % 2
     np.save(tmp_path / 'parts.npy', parts)
     method = f'file:{tmp_path / "parts.npy"}'
-    assert _main(tmp_path / 'data.pt', tmp_path / 'b', '--num-parts', 2, '--method', method) == 0
+    assert _main(source, tmp_path / 'b', '--num-parts', 2, '--method', method) == 0
     assert check_partition(tmp_path / 'b', graph, 2) == parts.tolist()
     assert f'({method})' in capfd.readouterr().out
 
@@ -102,23 +105,18 @@ def test_a_transform_beside_the_user(tmp_path, graph, monkeypatch):
         '        return data\n'
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, 'path', [entry for entry in sys.path if entry not in ('', str(tmp_path))]
-    )
-    words = ('data.pt', 'out', '--num-parts', 1, '--quiet', '--transform', 'mine.Twice')
-    try:
-        assert _main(*words) == 0
-    finally:
-        sys.modules.pop('mine', None)
-    feats = torch.load(tmp_path / 'out' / 'part_0' / 'node_feats.pt')
-    assert torch.equal(feats['feats']['x'], 2 * graph.x[feats['global_id']])
+    path = [entry for entry in sys.path if entry not in ('', str(tmp_path))]
+    monkeypatch.setattr(sys, 'path', path)
+    monkeypatch.setitem(sys.modules, 'mine', None)  # so that it is taken out in the end
+    del sys.modules['mine']
+    assert command('data.pt', Path('out'), '--transform', 'mine.Twice') == 0
+    assert whole(Path('out'), 'x') == (2 * graph.x).tolist()
 
 
 def test_dropped_arrays_are_noted(tmp_path, capfd):
-    torch.save(
-        {'edge_index': torch.tensor([[0], [1]]), 'z': torch.eye(7).to_sparse()}, tmp_path / 'a.pt'
-    )
-    assert _main(tmp_path / 'a.pt', tmp_path / 'b', '--num-parts', 2, '--quiet') == 0
+    content = {'edge_index': torch.tensor([[0], [1]]), 'z': torch.eye(7).to_sparse()}
+    torch.save(content, tmp_path / 'a.pt')
+    assert command(tmp_path / 'a.pt', tmp_path / 'b') == 0
     out, note = capfd.readouterr()
     assert out == ''
     assert re.fullmatch(r'note: dropped .* z \(sparse torch\.float32 \[7, 7\]\).*\n', note)

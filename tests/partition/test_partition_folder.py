@@ -58,14 +58,15 @@ def test_failed_swap_puts_the_old_partition_back(graph, tmp_path, monkeypatch):
 
 
 def test_not_empty_needs_force(graph, tmp_path, check_partition):
-    partition_graph(graph, 2, tmp_path / 'out')
+    out = tmp_path / 'out'
+    partition_graph(graph, 2, out)
     before = tree(tmp_path)
     with pytest.raises(ValueError, match='force=True'):
-        partition_graph(graph, 3, tmp_path / 'out')
+        partition_graph(graph, 3, out)
     assert tree(tmp_path) == before
-    partition_graph(graph, 3, tmp_path / 'out', force=True)
-    check_partition(tmp_path / 'out', graph, 3)
-    assert [path.name for path in tmp_path.iterdir()] == ['out']
+    partition_graph(graph, 3, out, force=True)
+    check_partition(out, graph, 3)
+    assert [*tmp_path.iterdir()] == [out]
 
 
 def test_force_replaces_partitions_only(graph, tmp_path):
@@ -79,10 +80,15 @@ def test_force_replaces_partitions_only(graph, tmp_path):
 
 @pytest.mark.parametrize('force', [False, True])
 def test_empty_folder_is_used(graph, tmp_path, check_partition, force):
-    (tmp_path / 'out').mkdir()
-    partition_graph(graph, 2, tmp_path / 'out', force=force)
-    check_partition(tmp_path / 'out', graph, 2)
-    assert [path.name for path in tmp_path.iterdir()] == ['out']
+    """As one that is not there; other users may read both, as any file made with this umask."""
+    out, ordinary = tmp_path / 'out', tmp_path / 'ordinary'
+    out.mkdir()
+    ordinary.mkdir()
+    partition_graph(graph, 2, out, force=force)
+    check_partition(out, graph, 2)
+    partition_graph(graph, 2, tmp_path / 'new')
+    assert {path.stat().st_mode for path in tmp_path.iterdir()} == {ordinary.stat().st_mode}
+    assert {*tmp_path.iterdir()} == {out, ordinary, tmp_path / 'new'}
 
 
 def test_relative_path_and_symbolic_link(graph, tmp_path, check_partition, monkeypatch):
@@ -99,10 +105,3 @@ def test_relative_path_and_symbolic_link(graph, tmp_path, check_partition, monke
 def test_mount_point_is_refused_before_any_work(graph):
     with pytest.raises(ValueError, match='mount point'):
         partition_graph(graph, 2, '/proc')
-
-
-def test_default_permissions(graph, tmp_path):
-    """Other users may read the shards, as any file made with this umask."""
-    (tmp_path / 'ordinary').mkdir()
-    partition_graph(graph, 2, tmp_path / 'out')
-    assert (tmp_path / 'out').stat().st_mode == (tmp_path / 'ordinary').stat().st_mode

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from graph_files import command, whole
 from partition_files import is_in_file
 
 import pyg_sar
-from pyg_sar.partition.__main__ import main
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.sources.datasets import OGB
@@ -69,39 +69,29 @@ def test_says_what_to_fetch(name, tmp_path):
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
 def test_papers100m_stays_on_disk(save, tmp_path):
     """Needs no ogb; what is compressed is unpacked into scratch space."""
-    folder = tmp_path / 'ogbn_papers100M'
-    (folder / 'raw').mkdir(parents=True)
-    year = np.arange(N).reshape(N, 1)
-    save(
-        folder / 'raw' / 'data.npz',
-        edge_index=EDGES.T,
-        node_feat=X,
-        node_year=year,
-        num_nodes_list=np.array([N]),
-        num_edges_list=np.array([E]),
-    )
+    raw = tmp_path / 'ogbn_papers100M' / 'raw'
+    raw.mkdir(parents=True)
+    arrays = {'edge_index': EDGES.T, 'node_feat': X, 'node_year': np.arange(N).reshape(N, 1)}
+    arrays |= {'num_nodes_list': np.array([N]), 'num_edges_list': np.array([E])}
+    save(raw / 'data.npz', **arrays)
     label = np.array([[3.0], [np.nan], [1], [0], [0], [2], [np.nan], [171], [5]])
-    save(folder / 'raw' / 'node-label.npz', node_label=label)
-    _split(folder, 'time')
+    save(raw / 'node-label.npz', node_label=label)
+    _split(raw.parent, 'time')
     for scratch in (None, Scratch(tmp_path)):
         data = load_source('ogbn-papers100M', root=tmp_path, scratch=scratch)
         assert np.array_equal(data.edge_index.numpy(), EDGES.T)
         assert np.array_equal(data.x.numpy(), X)
-        assert np.array_equal(data.node_year.numpy(), year)
+        assert np.array_equal(data.node_year.numpy(), arrays['node_year'])
         is_on_disk = save is np.savez or scratch is not None
         assert is_in_file(data.edge_index) == is_in_file(data.x) == is_on_disk
         assert data.y.tolist() == [3, -1, 1, 0, 0, 2, -1, 171, 5]
         assert (data.y.dtype, data.num_classes) == (torch.int64, 172)
         _check_split(data)
-    assert sorted(path.name for path in (folder / 'raw').iterdir()) == [
-        'data.npz',
-        'node-label.npz',
-    ]
-    arguments = ['ogbn-papers100M', str(tmp_path / 'out'), '--datasets', str(tmp_path)]
-    assert main([*arguments, '--num-parts', '2', '--quiet']) == 0
-    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
-    assert np.array_equal(shard.x.numpy(), X[shard.n_id])
-    (folder / 'split' / 'time' / 'valid.csv.gz').unlink()
+    assert {path.name for path in raw.iterdir()} == {'data.npz', 'node-label.npz'}
+    out = tmp_path / 'out'
+    assert command('ogbn-papers100M', out, '--datasets', tmp_path) == 0
+    assert whole(out, 'x') == X.tolist()
+    (raw.parent / 'split' / 'time' / 'valid.csv.gz').unlink()
     with pytest.raises(ValueError, match=r"the split of the dataset in '.*valid\.csv\.gz'"):
         load_source('ogbn-papers100M', root=tmp_path)
 
@@ -109,9 +99,8 @@ def test_papers100m_stays_on_disk(save, tmp_path):
 def test_names_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr('pyg_sar.partition.sources.datasets.find_spec', lambda name: None)
     _homogeneous(tmp_path / 'ogbn_arxiv', 'time')
-    with pytest.raises(
-        ValueError, match=r"read by the package ogb .*: pip install 'pyg_sar\[ogb\]'"
-    ):
+    message = r"read by the package ogb .*: pip install 'pyg_sar\[ogb\]'"
+    with pytest.raises(ValueError, match=message):
         load_source('ogbn-arxiv', root=tmp_path)
 
 
@@ -123,19 +112,14 @@ def test_arxiv(tmp_path, capsys):
     data = load_source('ogbn-arxiv', root=tmp_path)
     assert np.array_equal(data.edge_index.numpy(), EDGES.T)
     assert np.array_equal(data.x.numpy(), X)
-    assert data.y.tolist() == list(range(N))
-    assert data.node_year.view(-1).tolist() == list(range(N))
+    assert data.y.tolist() == data.node_year.view(-1).tolist() == list(range(N))
     assert data.num_classes == 40
     _check_split(data)
     assert capsys.readouterr().out == ''
-    arguments = ['ogbn-arxiv', str(tmp_path / 'out'), '--datasets', str(tmp_path), '--undirected']
-    assert main([*arguments, '--num-parts', '2', '--quiet']) == 0
-    src, dst = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out')).edge_index.as_subclass(
-        torch.Tensor
-    )
-    assert {*zip(src.tolist(), dst.tolist(), strict=True)} == {
-        *zip(dst.tolist(), src.tolist(), strict=True)
-    }
+    out = tmp_path / 'out'
+    assert command('ogbn-arxiv', out, '--datasets', tmp_path, '--undirected') == 0
+    src, dst = (ends.tolist() for ends in pyg_sar.load_shard(out).edge_index)
+    assert {*zip(src, dst, strict=True)} == {*zip(dst, src, strict=True)}
 
 
 @needs_ogb
@@ -202,8 +186,8 @@ def test_mag(tmp_path):
     assert paper.num_classes == 349
     _check_split(paper)
     assert 'y' not in data['author']
-    arguments = ['ogbn-mag', str(tmp_path / 'out'), '--datasets', str(tmp_path), '--undirected']
-    assert main([*arguments, '--num-parts', '2', '--quiet']) == 0
-    loaded = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
+    out = tmp_path / 'out'
+    assert command('ogbn-mag', out, '--datasets', tmp_path, '--undirected') == 0
+    loaded = pyg_sar.load_shard(out)
     assert ('paper', 'rev_writes', 'author') in loaded.edge_types
     assert len(loaded.edge_types) == 7

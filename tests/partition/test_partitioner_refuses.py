@@ -22,12 +22,8 @@ def _data(**attrs: object) -> dict[str, Any]:
     return {'data': Data(**{'edge_index': EDGES, 'num_nodes': 4, **attrs})}
 
 
-def _edges(make: Callable[[], torch.Tensor]) -> Callable[[], dict[str, Any]]:
-    return lambda: _data(edge_index=make())
-
-
-def _x(make: Callable[[], Any], **options: Any) -> Callable[[], dict[str, Any]]:
-    return lambda: {**_data(x=make()), **options}
+def _made(**make: Callable[[], Any]) -> Callable[[], dict[str, Any]]:
+    return lambda: _data(**{name: of() for name, of in make.items()})
 
 
 def _set(key: object, **attrs: object) -> Callable[[], dict[str, Any]]:
@@ -66,8 +62,8 @@ CASES: list[tuple[Any, str]] = [
     (_data(edge_index=EDGES - 2), '>= 0 (got -2)'),
     (_data(num_nodes=3), 'below the number of nodes, 3 (got 3)'),
     (_data(edge_index=EDGES.to_sparse()), '(got a sparse tensor)'),
-    (_edges(lambda: EDGES.to('meta')), '(got a meta tensor)'),
-    (_edges(lambda: torch.nested.nested_tensor([*EDGES])), '(got a nested tensor)'),
+    (_made(edge_index=lambda: EDGES.to('meta')), '(got a meta tensor)'),
+    (_made(edge_index=lambda: torch.nested.nested_tensor([*EDGES])), '(got a nested tensor)'),
     ({'data': Data(x=torch.ones(4, 1))}, "expected a tensor 'edge_index'"),
     ({'data': Data(adj=torch.eye(4).to_sparse())}, 'sparse adjacency matrix; convert it'),
     ({'data': {'edge_index': EDGES}}, '(got dict'),
@@ -117,11 +113,17 @@ CASES: list[tuple[Any, str]] = [
     (_data(n_id=torch.arange(4)), "(got 'n_id')"),
     (_set('paper', n_id=torch.zeros(34)), "(got 'n_id' of 'paper')"),
     (_data(x=[1, 2, 3, 4]), "'x' must be a tensor (got list)"),
-    (_x(lambda: torch.nested.nested_tensor([torch.ones(2)] * 4)), 'a nested tensor'),
-    (_x(lambda: torch.nested.nested_tensor([torch.ones(2)] * 4, layout=torch.jagged)), 'a nested'),
-    (_x(lambda: torch.quantize_per_tensor(torch.ones(4, 2), 0.1, 0, torch.qint8)), 'a quantized'),
-    (_x(lambda: torch.ones(4, 2).to_mkldnn()), 'a MKL-DNN tensor'),
-    (_x(lambda: torch.ones(4, 2, device='meta')), 'a meta tensor'),
+    (_made(x=lambda: torch.nested.nested_tensor([torch.ones(2)] * 4)), 'a nested tensor'),
+    (
+        _made(x=lambda: torch.nested.nested_tensor([torch.ones(2)] * 4, layout=torch.jagged)),
+        'a nested',
+    ),
+    (
+        _made(x=lambda: torch.quantize_per_tensor(torch.ones(4, 2), 0.1, 0, torch.qint8)),
+        'a quantized',
+    ),
+    (_made(x=lambda: torch.ones(4, 2).to_mkldnn()), 'a MKL-DNN tensor'),
+    (_made(x=lambda: torch.ones(4, 2, device='meta')), 'a meta tensor'),
     (_data(x=_sparse(torch.uint16)), "'x' must be dense"),
     (_data(edge_weight=_sparse(torch.uint16)), "'edge_weight' must be dense"),
     (_data(train_idx=torch.tensor([4])), "'train_idx' must hold node ids in [0, 4) (got 4 to 4)"),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from graph_files import IDS, write_edges
 from hetero_graphs import hetero_graph
 from torch_geometric.data import Data, HeteroData
 
@@ -22,10 +23,8 @@ from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.partition.sources import load_source
 
 pa = pytest.importorskip('pyarrow')
-parquet = pytest.importorskip('pyarrow.parquet')
 pytest.importorskip('scipy')
 
-IDS = np.arange(6)
 EDGES = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 TEXTS = list('ababab')
 ONE_GRAPH = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]]))
@@ -352,7 +351,7 @@ def _write(path: Path, content: Any) -> None:
     elif path.suffix == '.npy':
         np.save(path, content)
     elif path.suffix == '.parquet':
-        parquet.write_table(pa.table({'src': IDS, 'dst': IDS[::-1].copy(), **content}), path)
+        write_edges(path, **content)
     else:
         torch.save(content, path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import re
@@ -13,40 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from graph_files import assert_same, command, whole, write_edges
 from hetero_graphs import hetero_graph
-from partition_files import load_shard_files
-from torch import Tensor
+from partition_files import load_part, load_shard_files
 from torch_geometric import EdgeIndex
 from torch_geometric import transforms as T
-from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
+from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.datasets import FakeDataset, FakeHeteroDataset, KarateClub
 
 import pyg_sar
-from pyg_sar.partition.__main__ import main
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.partition.sources import load_source
 
 EDGES = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 X = np.array([[1.0, 0, 0], [0, 0, 2], [0, 0, 0], [3, 4, 0]], dtype=np.float32)
-
-
-def _assert_same(found: Any, want: Any) -> None:
-    assert found.node_types == want.node_types if isinstance(want, HeteroData) else True
-    assert len(found.stores) == len(want.stores)
-    for ours, theirs in zip(found.stores, want.stores, strict=True):
-        assert sorted(ours) == sorted(theirs)
-        for key, value in theirs.items():
-            if isinstance(value, Tensor):
-                assert ours[key].dtype == value.dtype
-                assert torch.equal(ours[key], value), key
-            else:
-                assert ours[key] == value
-
-
-def _npz(path: Path, **arrays: Any) -> Path:
-    np.savez(path, **arrays)
-    return path
 
 
 # .pt
@@ -62,7 +42,7 @@ def test_saved(tmp_path, graph):
     for data in (graph, hetero):
         for content in (data, data.to_dict(), (data.to_dict(), None, type(data))):
             torch.save(content, tmp_path / 'data.pt')
-            _assert_same(load_source(tmp_path / 'data.pt'), data)
+            assert_same(load_source(tmp_path / 'data.pt'), data)
     found = load_source(str(tmp_path / 'data.pt'))
     assert found['paper'].is_node_attr('x')
 
@@ -113,10 +93,9 @@ def test_npz_dense(tmp_path):
         'size': np.ones((4, 2)),
         'edge_weight': np.arange(5.0),
     }
-    path = _npz(tmp_path / 'a.npz', num_classes=np.int64(2), **arrays)
-    want = Data(**{key: torch.from_numpy(array) for key, array in arrays.items()})
-    want.num_classes, want.num_nodes = 2, 4
-    _assert_same(load_source(path), want)
+    np.savez(tmp_path / 'a.npz', num_classes=np.int64(2), **arrays)
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    assert_same(load_source(tmp_path / 'a.npz'), Data(**tensors, num_classes=2, num_nodes=4))
 
 
 def test_npz_of_relations(tmp_path):
@@ -129,35 +108,30 @@ def test_npz_of_relations(tmp_path):
         'names|a': np.array(['p', 'q']),
         'no_type': np.array([1.0, 2]),
     }
-    data = load_source(_npz(tmp_path / 'a.npz', **arrays))
-    assert data.edge_types == [('a', 'to', 'b')]
-    assert data['a', 'to', 'b'].edge_index.tolist() == [[0, 1], [1, 0]]
-    assert data['a', 'to', 'b'].edge_index.dtype == torch.int64
+    np.savez(tmp_path / 'a.npz', **arrays)
+    data, relation = load_source(tmp_path / 'a.npz'), ('a', 'to', 'b')
+    assert data.edge_types == [relation]
+    assert data[relation].edge_index.tolist() == [[0, 1], [1, 0]]
+    assert data[relation].edge_index.dtype == torch.int64
     with pytest.warns(UserWarning, match=r'names') as warned:
         partition_graph(data, 2, tmp_path / 'out')
     assert len(warned) == 1
     found = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
     assert found.no_type.tolist() == [1.0, 2]
-    assert torch.equal(found['a'].x, torch.tensor([[1.0, 0, 0], [0, 0, 2]])[found['a'].n_id])
+    assert torch.equal(found['a'].x, torch.from_numpy(X[:2])[found['a'].n_id])
     assert torch.equal(found['b'].y, torch.tensor([1, 0, 2])[found['b'].n_id])
-    assert found['a', 'to', 'b'].edge_attr.shape == (2, 3)
+    assert found[relation].edge_attr.shape == (2, 3)
 
 
 def test_npz_dropped_arrays_are_named(tmp_path):
     """[2, E'] has one row per node, if there are two."""
-    edges = np.array([[0, 1], [1, 0]])
-    more = {
-        'edge_index_directed': edges,
-        'class_names': np.array(['a', 'b', 'c']),
-        'names': np.array(['a', 'b']),
-    }
-    path = _npz(tmp_path / 'a.npz', edge_index=edges, num_nodes=2, **more)
-    with pytest.warns(UserWarning, match='dropped attributes') as warned:
-        partition_graph(path, 2, tmp_path / 'out')
-    assert all(f'{name} (' in str(warned[0].message) for name in more if 'names' in name)
-    assert torch.equal(
-        pyg_sar.load_shard(tmp_path / 'out').edge_index_directed, torch.tensor(edges)
-    )
+    edges, two, three = np.array([[0, 1], [1, 0]]), np.array(['a', 'b']), np.array([*'abc'])
+    more = {'edge_index_directed': edges, 'class_names': three, 'names': two}
+    np.savez(tmp_path / 'a.npz', edge_index=edges, num_nodes=2, **more)
+    with pytest.warns(UserWarning, match=r'(?=.* class_names \().* names \('):
+        partition_graph(tmp_path / 'a.npz', 2, tmp_path / 'out')
+    data = pyg_sar.load_shard(tmp_path / 'out')
+    assert torch.equal(data.edge_index_directed, torch.tensor(edges))
 
 
 # Tables
@@ -179,35 +153,38 @@ def test_files_of_other_kinds(tmp_path, name):
 
 @pytest.mark.parametrize('suffix', ['.parquet', '.csv'])
 def test_a_folder_of_parts_is_one_table(tmp_path, suffix):
-    pa, folder = pytest.importorskip('pyarrow'), tmp_path / f'edges{suffix}'
-    writer = importlib.import_module(f'pyarrow.{"csv" if suffix == ".csv" else "parquet"}')
-    write = writer.write_csv if suffix == '.csv' else writer.write_table
+    pandas, folder = pytest.importorskip('pandas'), tmp_path / f'edges{suffix}'
     folder.mkdir()
-    (folder / '_SUCCESS').touch()
-    (folder / f'.part-0{suffix}.crc').touch()
-    (folder / f'._part-0{suffix}').touch()
+    for other in ('_SUCCESS', f'.part-0{suffix}.crc', f'._part-0{suffix}'):
+        (folder / other).touch()
+
+    def write(number: int, **columns: Any) -> None:
+        path, frame = folder / f'part-{number}{suffix}', pandas.DataFrame(columns)
+        frame.to_csv(path, index=False) if suffix == '.csv' else frame.to_parquet(path)
+
+    ids = np.arange(4)
     for i in range(3):
-        columns = {'src': np.arange(4), 'dst': np.full(4, i), 'w': np.full(4, i + 0.5)}
-        write(pa.table(columns), folder / f'part-{i}{suffix}')
+        write(i, src=ids, dst=i, w=i + 0.5)
     for path in (folder, tmp_path):  # as such, and as the edges of a folder of arrays
         data = load_source(path)
         assert data.edge_index.tolist() == [[0, 1, 2, 3] * 3, [0] * 4 + [1] * 4 + [2] * 4]
         assert data.w.tolist() == [0.5] * 4 + [1.5] * 4 + [2.5] * 4
         np.save(tmp_path / 'x.npy', np.ones((4, 2)))
     assert data.x.shape == (4, 2)
-    write(pa.table({'src': np.arange(4), 'dst': np.arange(4)}), folder / f'part-3{suffix}')
-    with pytest.raises(
-        ValueError, match=f"(the same columns|the header of the other files) .*part-3{suffix}'"
-    ):
-        load_source(folder)
+    wrong = [{'src': ids, 'dst': ids}]
+    wrong += [{'dst': ids, 'src': ids, 'w': ids + 0.5}] if suffix == '.csv' else []
+    for columns in wrong:
+        write(3, **columns)
+        message = f"(the same columns|the header of the other files) .*part-3{suffix}'"
+        with pytest.raises(ValueError, match=message):
+            load_source(folder)
 
 
 # Numbers that torch or NumPy hardly have
 
 
 @pytest.mark.parametrize(
-    ('dtype', 'on_disk'),
-    [('uint16', True), ('uint32', False), ('uint64', True)],
+    ('dtype', 'on_disk'), [('uint16', True), ('uint32', False), ('uint64', True)]
 )
 def test_ids_without_a_sign(tmp_path, request, dtype, on_disk):
     """In arrays, tables and tensors: the same parts as of ids of 64 bits."""
@@ -215,39 +192,35 @@ def test_ids_without_a_sign(tmp_path, request, dtype, on_disk):
         request.getfixturevalue('tiny')
     edges = torch.randint(200, (2, 600), generator=torch.Generator().manual_seed(0))
     edges[0, 0] = 40_000 if dtype == 'uint16' else 199
-    seeds, num_nodes = torch.tensor([3, 1, 2]), int(edges.max()) + 1
-    want = Data(edge_index=edges, train_idx=seeds)
-    partition_graph(want, 3, tmp_path / 'want', method='ldg')
-    typed = {
-        k: v.numpy().astype(dtype) for k, v in {'edge_index': edges, 'train_idx': seeds}.items()
-    }
+    tensors = {'edge_index': edges, 'train_idx': torch.tensor([3, 1, 2])}
+    partition_graph(Data(**tensors), 3, tmp_path / 'want', method='ldg')
     (tmp_path / 'folder').mkdir()
-    for name, array in typed.items():
+    narrow = {}
+    for name, values in tensors.items():
+        array = values.numpy().astype(dtype)
         np.save(tmp_path / 'folder' / f'{name}.npy', array)
-    tensors = {name: torch.from_numpy(array) for name, array in typed.items()}
-    torch.save(tensors, tmp_path / 'a.pt')
-    sources = [Data(**tensors), tmp_path / 'folder', tmp_path / 'a.pt']
-    for at, source in enumerate(sources):
-        if not isinstance(source, Data):
-            source = load_source(source, scratch=Scratch(tmp_path) if on_disk else None)
+        narrow[name] = torch.from_numpy(array)
+    torch.save(narrow, tmp_path / 'a.pt')
+    scratch = Scratch(tmp_path) if on_disk else None
+    files = [load_source(tmp_path / name, scratch=scratch) for name in ('folder', 'a.pt')]
+    for at, source in enumerate([Data(**narrow), *files]):
         partition_graph(source, 3, tmp_path / f'{at}', method='ldg')
         for part in range(3):
             found, wanted = (load_shard_files(tmp_path / name, part) for name in (f'{at}', 'want'))
             assert all(torch.equal(found[key], wanted[key]) for key in wanted)
-            feats = torch.load(tmp_path / f'{at}' / f'part_{part}' / 'node_feats.pt')
-            ids, mask = feats['global_id'], feats['feats']['train_mask']
-            assert torch.equal(mask, torch.isin(ids, seeds))
-    assert num_nodes == pyg_sar.load_shard(tmp_path / '0').num_nodes
+            feats = load_part(tmp_path / f'{at}', part, 'node_feats.pt')
+            is_seed = torch.isin(feats['global_id'], tensors['train_idx'])
+            assert torch.equal(feats['feats']['train_mask'], is_seed)
+    assert int(edges.max()) + 1 == pyg_sar.load_shard(tmp_path / '0').num_nodes
 
 
 @pytest.mark.filterwarnings('ignore:.*is its largest id')
 def test_ids_of_a_table_without_a_sign(tmp_path):
-    pa, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+    pytest.importorskip('pyarrow')
     for dtype in ('uint8', 'uint16', 'uint32', 'uint64'):
         ids = np.array([0, 200, 7], dtype)
-        table = pa.table({'src': ids, 'dst': ids[::-1].astype('uint64')})
-        parquet.write_table(table, tmp_path / 'a.parquet')
-        partition_graph(tmp_path / 'a.parquet', 2, tmp_path / dtype, method='range')
+        path = write_edges(tmp_path / 'a.parquet', src=ids, dst=ids[::-1].astype('uint64'))
+        partition_graph(path, 2, tmp_path / dtype, method='range')
         data = pyg_sar.load_shard(tmp_path / dtype)
         assert data.edge_index.tolist() == [[0, 200, 7], [7, 200, 0]]
     edges = np.array([[0, 1], [2**64 - 1, 0]], np.uint64)
@@ -267,29 +240,28 @@ def test_numpy_in_a_saved_graph(tmp_path, graph, is_zip):
         'complex': np.array([1j], np.complex64),
         'single': np.array(3),
     }
-    data = Data(**graph.to_dict(), **arrays, number=np.float32(2), flag=np.True_)
+    data, path = Data(**graph.to_dict(), **arrays), tmp_path / 'a.pt'
+    data.update({'number': np.float32(2), 'flag': np.True_, 'twice': data.floats})
     data.texts, data.parts = np.array(['a', 'bc']), [np.ones(2), {'a': np.zeros(1)}]
-    data.twice = data.floats
     hetero = hetero_graph()
     hetero['paper'].other = hetero.whole = np.arange(3.0)
     for content in (data, data.to_dict(), (data.to_dict(), None, Data)):
-        torch.save(content, tmp_path / 'a.pt', _use_new_zipfile_serialization=is_zip)
-        found = load_source(tmp_path / 'a.pt', scratch=Scratch(tmp_path))
+        torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+        found = load_source(path, scratch=Scratch(tmp_path))
         for name, array in arrays.items():
             want = torch.from_numpy(array.astype(array.dtype.newbyteorder('=')))
             assert found[name].dtype == want.dtype, name
             assert torch.equal(found[name], want), name
         assert (type(found.number), found.number, found.flag) == (float, 2.0, True)
         assert found.texts.tolist() == ['a', 'bc']
-        assert found.parts[0].tolist() == [1, 1]
-        assert found.parts[1]['a'].tolist() == [0]
+        assert (found.parts[0].tolist(), found.parts[1]['a'].tolist()) == ([1, 1], [0])
         assert found.twice is found.floats
         assert torch.equal(found.edge_index, graph.edge_index)
-    torch.save(hetero, tmp_path / 'a.pt', _use_new_zipfile_serialization=is_zip)
-    found = load_source(tmp_path / 'a.pt')
+    torch.save(hetero, path, _use_new_zipfile_serialization=is_zip)
+    found = load_source(path)
     assert found['paper'].other.tolist() == found.whole.tolist() == [0, 1, 2]
-    torch.save({'edge_index': EDGES, 'x': X}, tmp_path / 'a.pt')
-    assert torch.equal(load_source(tmp_path / 'a.pt').x, torch.from_numpy(X))
+    torch.save({'edge_index': EDGES, 'x': X}, path)
+    assert torch.equal(load_source(path).x, torch.from_numpy(X))
 
 
 @pytest.mark.parametrize('module', [b'numpy.core.', b'numpy._core.'])
@@ -323,48 +295,42 @@ def test_several_graphs_are_one_batch(tmp_path, is_zip):
         )
         for n in (3, 2, 4)
     ]
-    want = Batch.from_data_list(graphs)
+    want, path = Batch.from_data_list(graphs), tmp_path / 'a.pt'
     assert want.batch.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2]
-    edges = [[0, 2, 1, 3, 4, 4, 5, 8, 6], [1, 0, 2, 4, 3, 4, 6, 5, 8]]
+    assert want.edge_index.tolist() == [[0, 2, 1, 3, 4, 4, 5, 8, 6], [1, 0, 2, 4, 3, 4, 6, 5, 8]]
     for content in _batched(graphs):
-        torch.save(content, tmp_path / 'a.pt', _use_new_zipfile_serialization=is_zip)
-        found = load_source(tmp_path / 'a.pt')
-        _assert_same(found, want)
-        assert found.edge_index.tolist() == edges
-    partition_graph(tmp_path / 'a.pt', 2, tmp_path / 'out', method='range')
-    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
-    assert torch.equal(data.batch, want.batch[data.n_id])
-    torch.save(graphs[:1], tmp_path / 'a.pt')
-    _assert_same(load_source(tmp_path / 'a.pt'), graphs[0])
+        torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+        assert_same(load_source(path), want)
+    partition_graph(path, 2, tmp_path / 'out', method='range')
+    assert whole(tmp_path / 'out', 'batch') == want.batch.tolist()
+    torch.save(graphs[:1], path)
+    assert_same(load_source(path), graphs[0])
     for graph, count in zip(graphs, (3, 4, 5), strict=True):
         del graph.x
         graph.num_nodes = count
     for content in _batched(graphs):
-        torch.save(content, tmp_path / 'a.pt', _use_new_zipfile_serialization=is_zip)
-        assert load_source(tmp_path / 'a.pt').batch.tolist() == [0] * 3 + [1] * 4 + [2] * 5
+        torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+        assert load_source(path).batch.tolist() == [0] * 3 + [1] * 4 + [2] * 5
 
 
 def test_several_heterogeneous_graphs_are_one_batch(tmp_path):
     graphs = [*FakeHeteroDataset(num_graphs=3, avg_num_nodes=20)]
-    want = Batch.from_data_list(graphs)
     for content in _batched(graphs):
         torch.save(content, tmp_path / 'a.pt')
-        found = load_source(tmp_path / 'a.pt')
-        assert found.edge_types == want.edge_types
-        _assert_same(found, want)
+        assert_same(load_source(tmp_path / 'a.pt'), Batch.from_data_list(graphs))
 
 
 def test_a_graph_of_the_first_version_of_pyg(tmp_path):
     """The attributes lay in the object itself."""
-    edges = torch.tensor([[0, 1], [1, 2]])
+    edges, path = torch.tensor([[0, 1], [1, 2]]), tmp_path / 'a.pt'
     old = Data.__new__(Data)
     old.__dict__.update(x=torch.ones(4, 2), edge_index=edges, y=None, __num_nodes__=4)
-    torch.save(old, tmp_path / 'a.pt', _use_new_zipfile_serialization=False)
-    _assert_same(load_source(tmp_path / 'a.pt'), Data(torch.ones(4, 2), edges, num_nodes=4))
+    torch.save(old, path, _use_new_zipfile_serialization=False)
+    assert_same(load_source(path), Data(torch.ones(4, 2), edges, num_nodes=4))
     old.__dict__.update(x=None, edge_index=edges.repeat(1, 2), __num_nodes__=[4, 3])
     slices = {'edge_index': torch.tensor([0, 2, 4])}
-    torch.save((old, slices), tmp_path / 'a.pt', _use_new_zipfile_serialization=False)
-    data = load_source(tmp_path / 'a.pt')
+    torch.save((old, slices), path, _use_new_zipfile_serialization=False)
+    data = load_source(path)
     assert data.edge_index.tolist() == [[0, 1, 4, 5], [1, 2, 5, 6]]
     assert data.batch.tolist() == [0] * 4 + [1] * 3
 
@@ -372,18 +338,20 @@ def test_a_graph_of_the_first_version_of_pyg(tmp_path):
 # Numbers without a header
 
 
-@pytest.mark.parametrize('on_disk', [False, True])
 @pytest.mark.parametrize('dtype', ['int32', 'int64', 'uint16', '>i4'])
-def test_raw_numbers(tmp_path, on_disk, dtype):
-    edges, scratch = EDGES.astype(dtype), Scratch(tmp_path) if on_disk else None
-    for name, array in (('a.bin', edges), ('a.npy', edges.T.copy()), ('a', edges.T.copy())):
+def test_raw_numbers(tmp_path, scratch, dtype):
+    edges = EDGES.astype(dtype)
+    square = np.array([[0, 1], [2, 0]], dtype)
+    for name, array, want in (
+        ('a.bin', edges, EDGES),
+        ('a.npy', edges.T.copy(), EDGES),
+        ('a', edges.T.copy(), EDGES),
+        ('a', square, square),
+    ):
         array.tofile(tmp_path / name)
         data = load_source(tmp_path / name, scratch=scratch, shape=array.shape, dtype=dtype)
-        assert data.edge_index.tolist() == EDGES.tolist()
-        assert on_disk or data.edge_index.dtype == torch.int64
-    np.array([[0, 1], [2, 0]], dtype).tofile(tmp_path / 'a')
-    data = load_source(tmp_path / 'a', scratch=scratch, shape=(2, 2), dtype=dtype)
-    assert data.edge_index.tolist() == [[0, 1], [2, 0]]
+        assert data.edge_index.tolist() == want.tolist()
+        assert scratch is not None or data.edge_index.dtype == torch.int64
     (tmp_path / 'a').write_bytes(b'')
     assert load_source(tmp_path / 'a', shape=(2, 0), dtype=dtype).num_edges == 0
 
@@ -409,17 +377,15 @@ def test_bad_raw_numbers(tmp_path, shape, dtype, told):
 
 
 def test_raw_numbers_of_the_command_line(tmp_path, capsys):
-    EDGES.astype(np.int32).tofile(tmp_path / 'a.bin')
-    EDGES.astype(np.int32).T.copy().tofile(tmp_path / 'b.bin')
-    options = ['--num-parts', '2', '--quiet', '--dtype', 'int32', '--shape']
-    for name, shape in (('a', '2,5'), ('b', '5,2')):
-        arguments = [str(tmp_path / f'{name}.bin'), str(tmp_path / name), *options, shape]
-        assert main(arguments) == 0
+    edges, options = EDGES.astype(np.int32), ['--dtype', 'int32', '--shape']
+    for name, array, shape in (('a', edges, '2,5'), ('b', edges.T.copy(), '5,2')):
+        array.tofile(tmp_path / f'{name}.bin')
+        assert command(tmp_path / f'{name}.bin', tmp_path / name, *options, shape) == 0
     for part in range(2):
         first, second = (load_shard_files(tmp_path / name, part) for name in 'ab')
         assert all(torch.equal(first[key], second[key]) for key in first)
     for shape, told in (('2x5', 'whole numbers such as 2,1000'), ('2,6', 'expected 48 bytes')):
-        assert main([str(tmp_path / 'a.bin'), str(tmp_path / 'c'), *options, shape]) == 2
+        assert command(tmp_path / 'a.bin', tmp_path / 'c', *options, shape) == 2
         assert told in capsys.readouterr().err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,15 +27,16 @@ LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 4), (2, 6), (4, 4)]
 
 
 @pytest.fixture(params=LAYOUTS, ids=lambda p: f'{p[0]} ranks {p[1]} parts')
-def shards(request: pytest.FixtureRequest) -> list[Data]:
-    """What every rank loads, read in one process without torch.distributed."""
+def handles(request: pytest.FixtureRequest) -> list[ShardEdges]:
+    """The edges of every rank, read in one process without torch.distributed."""
     world_size, num_parts = request.param
-    root = parts_of(num_parts)
-    return [read_shard(root, rank, world_size) for rank in range(world_size)]
+    shards = (read_shard(parts_of(num_parts), rank, world_size) for rank in range(world_size))
+    return [data.edge_index.handle for data in shards]
 
 
-def _permuted(edge_index: Tensor) -> Tensor:
-    return edge_index[:, torch.randperm(edge_index.size(1))]
+def _derived(kind: str, handle: ShardEdges) -> tuple[Tensor, Plan]:
+    ids = DERIVED[kind](handle.ids, handle.shard.num_own)
+    return ids, plan_of(ShardEdges(ids, handle.shard, is_whole=kind in ('whole', 'clone')))
 
 
 # From the handle and the number of own nodes.
@@ -47,7 +49,7 @@ DERIVED: dict[str, Callable[[Tensor, int], Tensor]] = {
     'loops replaced': lambda e, n: add_remaining_self_loops(e, num_nodes=n)[0],
     'selected': lambda e, n: e[:, torch.arange(e.size(1)) % 3 == 1],
     'sliced': lambda e, n: e[:, e.size(1) // 4 : e.size(1) // 2],
-    'permuted': lambda e, n: _permuted(e),
+    'permuted': lambda e, n: e[:, torch.randperm(e.size(1))],
     'repeated': lambda e, n: torch.cat([e, e], dim=1),
     'one edge': lambda e, n: e[:, -1:],
     'no edges': lambda e, n: e[:, :0],
@@ -92,29 +94,25 @@ def _check_segments(
 ) -> None:
     """Every entry is an edge of the block, with the edge's row and column."""
     keys = torch.arange(segments.num_rows) if segments.keys is None else segments.keys
-    row = torch.repeat_interleave(keys, segments.ptr.diff().long())
     edges = found if segments.perm is None else found[segments.perm]
     assert edges.sort().values.tolist() == sorted(places)
+    row = torch.repeat_interleave(keys, segments.ptr.diff().long())
     assert torch.equal(row, rows[edges])
     assert torch.equal(segments.columns.long(), cols[edges])
 
 
 @pytest.mark.parametrize('derived', few(DERIVED))
-def test_blocks_partition_the_edges(shards, derived):
-    for data in shards:
-        shard = data.edge_index.handle.shard
-        edge_index = DERIVED[derived](data.edge_index.handle.ids, shard.num_own)
-        handle = ShardEdges(edge_index, shard, is_whole=derived in ('whole', 'clone'))
-        _check_plan(plan_of(handle), edge_index)
+def test_blocks_partition_the_edges(handles, derived):
+    for handle in handles:
+        edge_index, plan = _derived(derived, handle)
+        _check_plan(plan, edge_index)
 
 
 @pytest.mark.parametrize('derived', few(['permuted', 'whole', 'loops added', 'no edges'], every=4))
 @pytest.mark.parametrize('shape', [(), (3,), (2, 2)], ids=str)
-def test_take_and_put_are_inverse(shards, derived, shape):
-    for data in shards:
-        shard = data.edge_index.handle.shard
-        edge_index = DERIVED[derived](data.edge_index.handle.ids, shard.num_own)
-        plan = plan_of(ShardEdges(edge_index, shard, is_whole=derived == 'whole'))
+def test_take_and_put_are_inverse(handles, derived, shape):
+    for handle in handles:
+        edge_index, plan = _derived(derived, handle)
         values = torch.randn(edge_index.size(1), *shape)
         copy = torch.full_like(values, float('nan'))
         for block in plan.blocks:
@@ -126,42 +124,40 @@ def test_take_and_put_are_inverse(shards, derived, shape):
         assert torch.equal(copy, values)
 
 
-def test_edges_of_the_whole_are_views(shards):
+def test_edges_of_the_whole_are_views(handles):
     """A block of the shard's own edges is a range: taking it copies nothing."""
-    for data in shards:
-        values = torch.randn(data.num_edges, 2)
-        for block in plan_of(data.edge_index.handle).blocks:
+    for handle in handles:
+        values = torch.randn(handle.num_edges, 2)
+        for block in plan_of(handle).blocks:
             if block.num_edges:
                 storage = block.take(values).untyped_storage()
                 assert storage.data_ptr() == values.untyped_storage().data_ptr()
 
 
-def test_remembered_by_content(shards):
-    for data in shards:
-        handle = data.edge_index.handle
+def test_remembered_by_content(handles):
+    for handle in handles:
         plan = plan_of(handle)
         for is_whole in (False, True):
             assert plan_of(handle.with_ids(handle.ids.clone(), is_whole=is_whole)) is plan
-        loops = add_self_loops(handle.ids, num_nodes=handle.shard.num_own)[0]
+        loops = DERIVED['loops added'](handle.ids, handle.shard.num_own)
         with_loops = plan_of(handle.with_ids(loops))
         assert with_loops is not plan
         assert plan_of(handle.with_ids(loops.clone())) is with_loops
         assert plan_of(handle) is plan
 
 
-def test_views_of_the_same_memory(shards):
+def test_views_of_the_same_memory(handles):
     """The other way round, every second edge, the first half: the same size, other edges."""
-    for data in shards:
-        handle, edge_index = data.edge_index.handle, data.edge_index.handle.ids
+    for handle in handles:
+        edge_index, half = handle.ids, handle.num_edges // 2
         plan_of(handle)
-        half = edge_index.size(1) // 2
         flipped = edge_index[:, torch.arange(edge_index.size(1) - 1, -1, -1)]
         for view in (flipped, edge_index[:, :half], edge_index[:, ::2][:, :half]):
             _check_plan(plan_of(handle.with_ids(view)), view)
 
 
-def test_plans_do_not_pile_up(shards):
-    handle = shards[-1].edge_index.handle
+def test_plans_do_not_pile_up(handles):
+    handle = handles[-1]
     shard, whole = handle.shard, plan_of(handle)
     for i in range(100):
         plan_of(handle.with_ids(handle.ids[:, : i % handle.num_edges]))
@@ -176,24 +172,17 @@ def _with_id(handle: ShardEdges, row: int, value: int) -> ShardEdges:
     return handle.with_ids(ids)
 
 
-def test_ids_out_of_range(shards):
-    for data in shards:
-        shard = data.edge_index.handle.shard
-        num_local = shard.num_own + shard.num_halo
+def test_ids_out_of_range(handles):
+    for handle in handles:
+        num_local = handle.shard.num_own + handle.shard.num_halo
         for row, value in ((0, -1), (1, -1), (0, num_local), (1, num_local), (0, 10**12)):
             message = rf'expected local ids in \[0, {num_local}\).*got.*{value}'
-            wrong = _with_id(data.edge_index.handle, row, value)
+            wrong = _with_id(handle, row, value)
             for _ in range(2):  # nor is it remembered
                 with pytest.raises(ValueError, match=message):
                     plan_of(wrong)
-
-
-def test_halo_nodes_as_destinations(shards):
-    for data in shards:
-        handle = data.edge_index.handle
-        if handle.shard.num_halo:
-            derived = _with_id(handle, 1, handle.shard.num_own)
-            for wrong in (derived, handle.flip()):
+        if handle.shard.num_halo:  # whose nodes are no destinations
+            for wrong in (_with_id(handle, 1, handle.shard.num_own), handle.flip()):
                 with pytest.raises(ValueError, match='own nodes as destinations'):
                     plan_of(wrong)
 
@@ -251,11 +240,6 @@ def _matching(src: list[int], dst: list[int]) -> int:
 # Blocks of more edges than 32 bits count
 
 LIMIT = 12
-TWO_CLIQUES = torch.cartesian_prod(torch.arange(4), torch.arange(4)).t()
-TWO_CLIQUES = TWO_CLIQUES[:, TWO_CLIQUES[0] != TWO_CLIQUES[1]]
-TWO_CLIQUES = torch.cat([TWO_CLIQUES, TWO_CLIQUES + 4], dim=1)
-"""12 edges each."""
-
 HALVES = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
 
 
@@ -264,8 +248,12 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, 'MAX_EDGES', LIMIT)
 
 
-def _graph(edge_index: torch.Tensor = TWO_CLIQUES) -> Data:
-    return Data(edge_index=edge_index, num_nodes=8)
+def _graph(more: Any = ((), ())) -> Data:
+    """Two cliques of 12 edges each, and more edges."""
+    ends = torch.cartesian_prod(torch.arange(4), torch.arange(4)).t()
+    clique = ends[:, ends[0] != ends[1]]
+    edges = torch.cat([clique, clique + 4, torch.tensor(more, dtype=torch.int64)], dim=1)
+    return Data(edge_index=edges, num_nodes=8)
 
 
 @pytest.mark.usefixtures('small_limit')
@@ -275,17 +263,15 @@ def test_a_block_that_is_cut(tmp_path):
         partition_graph(_graph(), 1, tmp_path / 'one')
     assert list(tmp_path.iterdir()) == []
     partition_graph(_graph(), 2, tmp_path / 'two', method=HALVES)
-    one_more = torch.cat([TWO_CLIQUES, torch.tensor([[5], [5]])], dim=1)
     with pytest.raises(ValueError, match=r'\(got 13\); use more parts'):
-        partition_graph(_graph(one_more), 2, tmp_path / 'more', method=HALVES)
+        partition_graph(_graph([[5], [5]]), 2, tmp_path / 'more', method=HALVES)
     assert [path.name for path in tmp_path.iterdir()] == ['two']
 
 
-def test_a_block_that_is_loaded(tmp_path, monkeypatch):
+def test_a_block_that_is_loaded(tmp_path, request):
     """One process that holds both parts has the blocks of both."""
-    both = torch.cat([TWO_CLIQUES, torch.tensor([[0], [4]])], dim=1)
-    partition_graph(_graph(both), 2, tmp_path / 'two', method=HALVES)
-    monkeypatch.setattr(segments, 'MAX_EDGES', LIMIT)
+    partition_graph(_graph([[0], [4]]), 2, tmp_path / 'two', method=HALVES)
+    request.getfixturevalue('small_limit')
     with pytest.raises(ValueError, match=r'\(got 13\); use more parts'):
         pyg_sar.local(pyg_sar.load_shard(tmp_path / 'two'))
 
@@ -293,7 +279,7 @@ def test_a_block_that_is_loaded(tmp_path, monkeypatch):
 @pytest.mark.usefixtures('small_limit')
 def test_a_block_with_self_loops():
     """Of an edge_index that a conv has added self loops to."""
-    ids = torch.zeros(LIMIT, dtype=torch.int64)
-    assert segments.make_segments(ids, ids, 1).ptr.tolist() == [0, LIMIT]
+    ids = torch.zeros(LIMIT + 1, dtype=torch.int64)
+    assert segments.make_segments(ids[1:], ids[1:], 1).ptr.tolist() == [0, LIMIT]
     with pytest.raises(ValueError, match=r'\(got 13\); use more parts'):
-        segments.make_segments(torch.zeros(13).long(), torch.zeros(13).long(), 1)
+        segments.make_segments(ids, ids, 1)

@@ -96,30 +96,20 @@ def test_kept_until_written_to(handle):
     assert kept_on(unseen, 'key', object) is not kept_on(unseen, 'key', object)
 
 
-def _shuffle(ids: Tensor) -> None:
-    ids.copy_(ids[:, torch.randperm(ids.size(1))])
+CHANGES = """
+ids.copy_(ids[:, torch.randperm(ids.size(1))]); ids[:, [0, -1]] = ids[:, [-1, 0]]
+ids[1].copy_(ids[1].flip(0)); ids[1:] %= 2
+"""
 
 
-def _swap_two_edges(ids: Tensor) -> None:
-    ids[:, [0, -1]] = ids[:, [-1, 0]]
-
-
-def _overwrite_a_row(ids: Tensor) -> None:
-    ids[1].copy_(ids[1].flip(0))
-
-
-def _add_in_place(ids: Tensor) -> None:
-    ids[1:] %= 2
-
-
-@pytest.mark.parametrize('change', [_shuffle, _swap_two_edges, _overwrite_a_row, _add_in_place])
+@pytest.mark.parametrize('change', expressions(CHANGES))
 @pytest.mark.parametrize('has_plan', few([True, False]))
 @pytest.mark.parametrize('is_local', few([True, False]))
 def test_written_to_in_place(data, handle, change, has_plan, is_local):
     """Never silently wrong: other edges have a plan of their own."""
     if has_plan:
         plan_of(handle)
-    change(data.edge_index if is_local else handle.ids)
+    exec(change, {'ids': data.edge_index if is_local else handle.ids, 'torch': torch})
     assert not handle.is_whole
     found = plan_of(handle).edge_index
     codes = [(e[0] * 1000 + e[1]).sort().values for e in (found, handle.ids)]
@@ -138,7 +128,7 @@ PLAIN = """
 e[1]; list(e)[1]; e.unbind(0)[1]; e[:, 0]; e.t(); e[0] == e[1]; e == 0; e.double(); e.max()
 e.max(dim=1).values; torch.arange(100.0)[e]; degree(e[1], 40)
 """
-CALLED = (add_remaining_self_loops, add_self_loops, copy, degree, dropout_edge, torch)
+CALLED = (add_remaining_self_loops, add_self_loops, copy, degree, dropout_edge, torch, Data)
 NAMES = {each.__name__: each for each in CALLED}
 
 
@@ -151,30 +141,28 @@ def test_operations_of_local_edges_are_those_of_torch(data, table, kind):
 
 
 def test_local_edges_and_what_is_selected_of_them_are_refused(single):
-    conv = SARConv(SAGEConv(6, 4)).double()
+    conv, message = SARConv(SAGEConv(6, 4)).double(), 'got the own edges and rows of a rank'
     local = pyg_sar.local(single.edge_index)
     for edges in (local, local[:, ::2], torch.cat([local, local], 1), EdgeIndex(local.clone())):
-        with pytest.raises(ValueError, match='got the own edges and rows of a rank'):
+        with pytest.raises(ValueError, match=message):
             conv(single.x, edges)
-        with pytest.raises(ValueError, match='got the own edges and rows of a rank'):
+        with pytest.raises(ValueError, match=message):
             pyg_sar.negative_sampling(edges.as_tensor() if type(edges) is EdgeIndex else edges)
-    with pytest.raises(ValueError, match='got the own edges and rows of a rank'):
+    with pytest.raises(ValueError, match=message):
         pyg_sar.LinkNeighborLoader(single, [2], edge_label_index=local[:, :4])
 
 
-def test_data_to_and_copies_keep_them(data):
-    for other in (
-        data.to('cpu'),
-        copy.copy(data),
-        data.clone(),
-        copy.deepcopy(data),
-        data.detach(),
-        data.contiguous(),
-        Data(x=data.x, edge_index=data.edge_index),
-        Data.from_dict(data.to_dict()),
-    ):
-        assert isinstance(other.edge_index, LocalEdges)
-        assert torch.equal(_plain(other.edge_index), _plain(data.edge_index))
+@pytest.mark.parametrize(
+    'operation',
+    expressions("""
+        e.to('cpu'); copy.copy(e); e.clone(); copy.deepcopy(e); e.detach(); e.contiguous()
+        Data(x=e.x, edge_index=e.edge_index); Data.from_dict(e.to_dict())
+    """),
+)
+def test_data_to_and_copies_keep_them(data, operation):
+    other = _value(operation, data)
+    assert isinstance(other.edge_index, LocalEdges)
+    assert torch.equal(_plain(other.edge_index), _plain(data.edge_index))
 
 
 def test_data_sees_an_edge_index(data, handle):
@@ -206,22 +194,15 @@ def test_an_edge_index_of_pyg_in_a_layer(single):
     assert_close(out, conv(single.x, single.edge_index))
 
 
-def _utilities(edge_index: Tensor, num_nodes: int) -> dict[str, Tensor]:
-    generator_state = torch.get_rng_state()
-    torch.manual_seed(5)
-    out = {
-        'add_self_loops': add_self_loops(edge_index, num_nodes=num_nodes)[0],
-        'add_remaining_self_loops': add_remaining_self_loops(edge_index, num_nodes=num_nodes)[0],
-        'dropout_edge': dropout_edge(edge_index, p=0.5)[0],
-        'dropout_edge in evaluation': dropout_edge(edge_index, p=0.5, training=False)[0],
-    }
-    torch.set_rng_state(generator_state)
-    return out
+UTILITIES = """
+add_self_loops(e, num_nodes=40)[0]; add_remaining_self_loops(e, num_nodes=40)[0]
+dropout_edge(e, p=0.5)[0]; dropout_edge(e, p=0.5, training=False)[0]
+"""
 
 
-def test_utilities_in_a_layer(single):
+@pytest.mark.parametrize('utility', expressions(UTILITIES))
+def test_utilities_in_a_layer(single, utility):
     plain = SAGEConv(6, 4).double()
-    conv = SARConv(copy.deepcopy(plain))
-    for edge_index in _utilities(single.edge_index, single.num_nodes).values():
-        want = plain(single.x, pyg_sar.gather(edge_index) + 0)
-        assert_close(conv(single.x, edge_index), want)
+    conv, edge_index = SARConv(copy.deepcopy(plain)), _value(utility, single.edge_index)
+    want = plain(single.x, pyg_sar.gather(edge_index) + 0)
+    assert_close(conv(single.x, edge_index), want)

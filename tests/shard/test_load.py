@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from cut_graphs import check_ranks, drawn_of
 from few import few
 from hetero_graphs import HAS, REVIEWS, assignment, hetero_graph
 from layouts import LAYOUTS, layouts
+from on_ranks import on_ranks
 from partition_files import load_part
 from ranks import run_as_threads, run_ranks
 from small_graphs import assemble, assert_all_raise, attempt, cut, small_graph
@@ -62,30 +64,26 @@ def test_pyg_idioms(tmp_path):
     assert data[REVIEWS].edge_index.shape == (2, 0)
 
 
-def _tensors(root: str) -> tuple[int, list[dict[str, Any]]]:
-    """What this rank loads, and its rank."""
+def _check_own(root: str) -> None:
+    """What this rank loads is what read_shard reads for it."""
+    own, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     data = pyg_sar.local(pyg_sar.load_shard(root))
-    shard = data.edge_stores[0].edge_index.handle.shard
-    return shard.rank, [
-        {k: v.as_subclass(Tensor) for k, v in store.items() if isinstance(v, Tensor)}
-        for store in (*data.node_stores, *data.edge_stores)
-    ]
+    want = read_shard(Path(root), own, size, whole_graph=size == 1)
+    assert data.edge_stores[0].edge_index.handle.shard.rank == own
+    assert len(data.stores) == len(want.stores)
+    for found, store in zip(data.stores, want.stores, strict=True):
+        tensors = {name: value for name, value in store.items() if isinstance(value, Tensor)}
+        assert {name for name, value in found.items() if isinstance(value, Tensor)} == {*tensors}
+        for name, value in tensors.items():
+            assert torch.equal(*(each.as_subclass(Tensor) for each in (found[name], value))), name
 
 
 @pytest.mark.parametrize('is_hetero', [False, True])
 @pytest.mark.parametrize(('world_size', 'num_parts'), few([(2, 6), (1, 3), (3, 3), (4, 4), (2, 2)]))
 def test_on_several_ranks(tmp_path, world_size, num_parts, is_hetero):
-    """load_shard on a rank reads what read_shard reads for it."""
     graph = hetero_graph() if is_hetero else small_graph()
     partition_graph(graph, num_parts, tmp_path / 'parts')
-    for rank, (own, found) in enumerate(run_ranks(_tensors, world_size, str(tmp_path / 'parts'))):
-        assert own == rank
-        is_whole = world_size == 1
-        want = read_shard(tmp_path / 'parts', rank, world_size, whole_graph=is_whole)
-        for values, store in zip(found, [*want.node_stores, *want.edge_stores], strict=True):
-            assert {*values} == {k for k, v in store.items() if isinstance(v, Tensor)}
-            for name, value in values.items():
-                assert torch.equal(value, store[name].as_subclass(Tensor)), name
+    run_ranks(_check_own, world_size, str(tmp_path / 'parts'))
 
 
 @pytest.mark.parametrize('is_hetero', [False, True])
@@ -111,11 +109,10 @@ def test_writing_to_what_was_loaded_leaves_the_files(tmp_path):
     """Files are memory-mapped: copy on write."""
     root = cut(small_graph(), 1, tmp_path / 'parts')
     data = pyg_sar.local(pyg_sar.load_shard(root))
-    before = data.x.clone()
     data.x.zero_()
     data.n_id.zero_()
     again = pyg_sar.local(pyg_sar.load_shard(root))
-    assert torch.equal(again.x, before)
+    assert torch.equal(again.x, small_graph().x)
     assert again.n_id.tolist() == list(range(40))
 
 
@@ -144,21 +141,30 @@ def test_launched_but_not_initialised(root, monkeypatch):
 
 
 def _load(root_of_rank: list[str], rank: int | None = None) -> str:
-    own = torch.distributed.get_rank()
-    return attempt(load_shard, root_of_rank[own], rank)
+    return attempt(load_shard, root_of_rank[pyg_sar.comm.ranks.rank()], rank)
 
 
-@pytest.mark.parametrize('kind', ['another cut', 'another kind', 'other features'])
+def _changed(make: Callable[[], Any]) -> Any:
+    data = make()
+    store = data.node_stores[0]
+    store.x = store.x + 1
+    return data
+
+
+OTHERS: dict[str, tuple[Any, str, Any, str]] = {
+    'another cut': (hetero_graph(), 'metis', hetero_graph(), 'random'),
+    'another kind': (hetero_graph(), 'metis', small_graph(), 'metis'),
+    'other features': (small_graph(), 'range', _changed(small_graph), 'range'),
+    'other features of a type': (hetero_graph(), 'metis', _changed(hetero_graph), 'metis'),
+}
+
+
+@pytest.mark.parametrize('kind', OTHERS)
 def test_another_partition_on_one_rank_raises_on_all(tmp_path, kind):
-    root, other, changed = tmp_path / 'parts', tmp_path / 'other', hetero_graph()
-    partition_graph(hetero_graph(), 3, root, method='metis')
-    changed['paper'].x = changed['paper'].x + 1
-    if kind == 'other features':
-        partition_graph(changed, 3, other, method='metis')
-    elif kind == 'another cut':
-        partition_graph(hetero_graph(), 3, other, method='random')
-    else:
-        cut(small_graph(), 3, other)
+    graph, method, other_graph, other_method = OTHERS[kind]
+    root, other = tmp_path / 'parts', tmp_path / 'other'
+    partition_graph(graph, 3, root, method=method)
+    partition_graph(other_graph, 3, other, method=other_method)
     outcomes = run_ranks(_load, 3, [str(root), str(root), str(other)])
     assert_all_raise(outcomes, 'ValueError', 'same partition', 'other')
     shutil.copytree(root, tmp_path / 'copy')
@@ -193,15 +199,11 @@ def test_a_machine_holds_the_parts_of_its_rank_alone(tmp_path, world_size):
     torch.testing.assert_close(assemble(found, 40), want)
 
 
-def _attempt_own(root_of_rank: list[str]) -> str:
-    return attempt(load_shard, root_of_rank[pyg_sar.comm.ranks.rank()])
-
-
 def test_a_missing_part_is_named_on_all_ranks(tmp_path):
     roots = _machines(cut(small_graph(), 6, tmp_path / 'parts'), 3, tmp_path)
     shutil.rmtree(Path(roots[1]) / 'part_3')
     words = f"the folders of parts 2 to 3 in '{roots[1]}', which rank 1 of 3 owns (got no"
-    outcomes = run_as_threads(_attempt_own, 3, roots)
+    outcomes = run_as_threads(_load, 3, roots)
     assert_all_raise(outcomes, 'FileNotFoundError', words, f"'{roots[1]}/part_3'")
 
 
@@ -212,7 +214,7 @@ def test_a_part_that_was_copied_badly_raises_on_all(tmp_path):
     pos = load_part(Path(roots[2]), 4, 'node_feats.pt')['feats']['pos'].numpy().tobytes()
     content[content.index(pos)] ^= 1
     file.write_bytes(content)
-    outcomes = run_as_threads(_attempt_own, 3, roots)
+    outcomes = run_as_threads(_load, 3, roots)
     assert_all_raise(outcomes, 'ValueError', f"expected '{file}' as it was written")
 
 
@@ -226,11 +228,9 @@ def test_rank_out_of_range_raises_on_all(root):
     assert_all_raise(run_ranks(_load, 3, [str(root)] * 3, 3), 'ValueError', '(got 3)')
 
 
-def _load_after_a_failure(bad: str, good: str) -> tuple[str, int]:
-    return attempt(load_shard, bad), pyg_sar.load_shard(good).edge_index.handle.shard.rank
-
-
-def test_ranks_go_on_after_a_failure(root, tmp_path):
-    results = run_ranks(_load_after_a_failure, 3, str(tmp_path / 'none'), str(root))
-    assert_all_raise([outcome for outcome, _ in results], 'FileNotFoundError', 'none')
-    assert [rank for _, rank in results] == [0, 1, 2]
+@on_ranks(3)
+def test_ranks_go_on_after_a_failure(data, tmp_path):
+    with pytest.raises(FileNotFoundError, match='none'):
+        load_shard(tmp_path / 'none')
+    again = load_shard(data.edge_index.handle.shard.root)
+    assert again.edge_index.handle.shard.rank == torch.distributed.get_rank()

@@ -16,12 +16,13 @@ import pytest
 import torch
 from expressions import expressions
 from hetero_graphs import HAS, WRITES, hetero_graph
+from on_ranks import on_ranks
 from partition_files import change_part
-from ranks import run_ranks
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from small_graphs import cut, small_graph
 
 import pyg_sar
-from pyg_sar import load_shard, partition_graph
+from pyg_sar import partition_graph
+from pyg_sar.comm.ranks import rank
 from pyg_sar.shard.read_shard import read_shard
 
 Change = Callable[[Path], object]
@@ -159,30 +160,27 @@ def test_broken_types(tmp_path, what):
         _load_all(root)
 
 
-def _load(root_of_rank: list[str]) -> str:
-    return attempt(load_shard, root_of_rank[torch.distributed.get_rank()])
-
-
-BROKEN_ON_RANKS: dict[str, tuple[Change, str]] = {
-    **{what: (change, 'FileNotFoundError') for what, change in MISSING.items()},
-    'no JSON': (BROKEN_META['no JSON'], 'ValueError'),
-    'version 1': (lambda root: _change_meta(root, 'format_version = 1'), 'ValueError'),
-    'cut': (BROKEN_FILES['sar.pt cut at 0.3'], 'ValueError'),
-    'y missing': (lambda root: change_part(root, 'node_feats.pt', "del feats['y']"), 'ValueError'),
-    'src too large': (lambda root: change_part(root, 'sar.pt', 'src[-1] += 10**6'), 'ValueError'),
-    'halo_ptr': (lambda root: change_part(root, 'sar.pt', 'halo_ptr[1] += 1'), 'ValueError'),
+BROKEN_ON_RANKS: dict[str, Change] = {
+    **MISSING,
+    'no JSON': BROKEN_META['no JSON'],
+    'version 1': lambda root: _change_meta(root, 'format_version = 1'),
+    'cut': BROKEN_FILES['sar.pt cut at 0.3'],
+    'y missing': lambda root: change_part(root, 'node_feats.pt', "del feats['y']"),
+    'src too large': lambda root: change_part(root, 'sar.pt', 'src[-1] += 10**6'),
+    'halo_ptr': lambda root: change_part(root, 'sar.pt', 'halo_ptr[1] += 1'),
 }
 
 
 @pytest.mark.parametrize('what', BROKEN_ON_RANKS)
+@on_ranks(3, 0)
 def test_broken_on_one_rank_raises_on_all(root, tmp_path, what):
     """Rank 1 reads a broken copy; the others name it."""
-    change, kind = BROKEN_ON_RANKS[what]
-    broken = tmp_path / 'parts of rank 1'
-    shutil.copytree(root, broken)
-    change(broken)
-    outcomes = run_ranks(_load, 3, [str(root), str(broken), str(root)])
-    assert_all_raise(outcomes, kind, 'expected', 'parts of rank 1')
-    assert outcomes[0].startswith(f'{kind}: rank 1: ')
-    assert outcomes[2].startswith(f'{kind}: rank 1: ')
-    assert 'rank 1: ' not in outcomes[1].split('parts of rank 1')[0]
+    if rank() == 1:
+        root = Path(shutil.copytree(root, tmp_path / 'parts of rank 1'))
+        BROKEN_ON_RANKS[what](root)
+    error = FileNotFoundError if what in MISSING else ValueError
+    with pytest.raises(error, match=r'expected.*parts of rank 1|parts of rank 1.*expected') as told:
+        pyg_sar.load_shard(root)
+    text = str(told.value)
+    assert text.startswith('rank 1: ') is (rank() != 1)
+    assert rank() != 1 or 'rank 1: ' not in text.split('parts of rank 1')[0]
