@@ -37,6 +37,7 @@ from pyg_sar.nn.leaky_scores import ScoreNotes
 from pyg_sar.rows.registry import bare_name, name_of, names
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.sharding import Sharding, ids_of_selected
+from pyg_sar.rows.users_functions import LIBRARIES
 from pyg_sar.utils.nested import in_nested, leaves
 from pyg_sar.utils.rng import random_states
 from pyg_sar.utils.tensor_state import version_of
@@ -136,11 +137,8 @@ _READ_VALUES = names(
 
 def refuse_own_backward(function: Any) -> None:
     """Refuses a Function of the program, whose backward would get gradients of some edges."""
-    if not function.__module__.startswith(_LIBRARIES):
+    if not function.__module__.startswith(LIBRARIES):
         refuse(f"it has a backward of its own ('{function.__name__}')")
-
-
-_LIBRARIES = 'torch.', 'torch_geometric.', 'torch_scatter.', 'torch_sparse.', 'pyg_sar.'
 
 
 class Watch(TorchFunctionMode):

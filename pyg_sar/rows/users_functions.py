@@ -3,12 +3,15 @@
 Autograd hands a backward plain tensors, and no function of torch is called on the way. So
 ``Function.apply`` is replaced by one that looks at its arguments. With rows among them it runs a
 subclass of the user's Function. Its backward gets rows for rows, and plain tensors for plain ones.
+
+A program may keep ``apply`` under a name of its own before that. Such a call looks like any other
+until it comes to ``forward``, so the Functions that are there by then refuse rows in ``forward``.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from itertools import chain, repeat
 from typing import Any
@@ -30,12 +33,18 @@ from pyg_sar.utils.scoped import Scoped
 
 _APPLY_HOOK = 'torch.utils.hooks.BackwardHook._apply_on_tensors'
 
+LIBRARIES = 'torch.', 'torch_geometric.', 'torch_scatter.', 'torch_sparse.', 'pyg_sar.'
+"""Where Functions come from that work row by row, or know rows."""
+
 _Spec = tuple[int, Sharding] | None
 
 _apply: Any = inspect.getattr_static(Function, 'apply')  # of Python, or since torch 2.14 of C
 
 applied: Scoped[Callable[[Any], None] | None] = Scoped(None)
 """Sees every Function before it is applied."""
+
+_is_seen: Scoped[bool] = Scoped(False)
+"""Whether a Function is applied that has been looked at."""
 
 
 def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +55,8 @@ def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return _apply.__get__(None, cls)(*args, **kwargs)
     if kwargs:
         args = inspect.signature(cls.forward).bind(*args, **kwargs).args
-    out = _apply.__get__(None, _on_rows(cls))(*args)
+    with _is_seen.set(True):
+        out = _apply.__get__(None, _on_rows(cls))(*args)
     outs = out if isinstance(out, tuple) else (out,)
     with plainly():
         for tensor in outs:
@@ -60,6 +70,28 @@ def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
             node._inputs, node._outs = [*map(_spec, args)], [*map(_spec, outs)]
             node._addresses = [(t.shape, start_of(t), _spec(t)) for t in outs if _spec(t)]
     return out
+
+
+def _without_early_rows(cls: Any) -> None:
+    """Has a Function refuse rows that do not come by way of the new ``apply``."""
+    forward = cls.forward
+
+    @wraps(forward)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        has_rows = any(isinstance(arg, Rows) for arg in (*args, *kwargs.values()))
+        if has_rows and not _is_seen.value and torch._C._is_torch_function_enabled():
+            name = cls.__name__
+            how = f'call {name}.apply(...) where rows are given, or keep it after load_shard'
+            refuse(f'{name}.apply', 'was kept by another name before load_shard', how)
+        return forward(*args, **kwargs)
+
+    cls.forward = staticmethod(checked)
+
+
+def _subclasses(cls: Any) -> Iterator[Any]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def _spec(value: Any) -> _Spec:
@@ -195,6 +227,9 @@ def _by_number(function: Any) -> Any:
 def ask_in_functions() -> None:
     """Replaces ``Function.apply``, and how a module makes nodes for its backward hooks."""
     Function.apply = classmethod(_apply_to_rows)
+    for cls in {*_subclasses(Function)}:
+        if 'forward' in vars(cls) and not cls.__module__.startswith(LIBRARIES):
+            _without_early_rows(cls)
     _functional.sparse_adam = _by_number(_functional.sparse_adam)
     try:
         BackwardHook._apply_on_tensors = _on_nodes(find(_APPLY_HOOK))  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from expressions import expressions
 from on_ranks import on_threads
 from ranks import run_as_threads
+from small_graphs import cut, small_graph
 from some_rows import N, X, rows
+from started import output
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
@@ -158,3 +161,40 @@ def test_functions_of_plain_tensors_are_left_alone() -> None:
     loss.backward()
     assert torch.equal(x.grad, 2 * X)
     assert type(Square.apply(x).grad_fn) is Square._backward_cls
+
+
+EARLY = """
+import torch, pyg_sar
+from pyg_sar.comm.threads import run_threads
+
+class Unit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / grad.norm()
+
+early = Unit.apply
+
+def program():
+    x = pyg_sar.load_shard('parts').x
+    assert type(early(pyg_sar.local(x))) is type(Unit.apply(pyg_sar.local(x))) is torch.Tensor
+    assert type(Unit.apply(x)) is type(x) is not torch.Tensor
+    try:
+        early(x)
+    except ValueError as error:
+        return str(error)
+
+print(*run_threads(program, 2), sep='\\n')
+"""
+
+
+def test_apply_that_was_kept_before(tmp_path: Path) -> None:
+    cut(small_graph(), 2, tmp_path / 'parts')
+    lines = output(['python', '-c', EARLY], folder=tmp_path).splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("'Unit.apply' of rows")
+        assert 'was kept by another name before load_shard: call Unit.apply(...)' in line
