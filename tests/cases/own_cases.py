@@ -6,18 +6,13 @@ from typing import Any
 
 import own_convs as own
 import torch
-from conv_case import X_AND_EDGES, Case, Inputs, takes
-from torch_geometric.nn import conv
-
-ATTR, WEIGHT, TYPE = takes('edge_attr'), takes('edge_weight'), takes('edge_type')
+from conv_calls import ATTR, TYPE, WEIGHT
+from conv_case import X_AND_EDGES, Case, Inputs, case, takes
 
 _HOOKS = [
-    'message_forward_pre_hook',
-    'message_forward_hook',
-    'aggregate_forward_pre_hook',
-    'aggregate_forward_hook',
-    'propagate_forward_pre_hook',
-    'propagate_forward_hook',
+    f'{what}_forward_{kind}'
+    for what in ('message', 'aggregate', 'propagate')
+    for kind in ('pre_hook', 'hook')
 ]
 
 
@@ -87,9 +82,9 @@ CASES = [
 _TURNED = {'flow': 'target_to_source'}
 
 MORE = [
-    Case('SAGEConv', 'aggr=median, turned', lambda: conv.SAGEConv(8, 6, 'median', **_TURNED)),
-    Case('GATConv', 'turned', lambda: conv.GATConv(8, 5, 3, edge_dim=4, **_TURNED), ATTR),
-    Case('PDNConv', 'turned', lambda: conv.PDNConv(8, 6, 4, 5, **_TURNED), ATTR),
+    case('SAGEConv', 'aggr=median, turned', 8, 6, 'median', **_TURNED),
+    case('GATConv', 'turned', 8, 5, 3, edge_dim=4, **_TURNED, call=ATTR),
+    case('PDNConv', 'turned', 8, 6, 4, 5, **_TURNED, call=ATTR),
     _case('looks at all nodes in forward', own.AllNodes),
 ]
 """Of which the table has others like them."""
