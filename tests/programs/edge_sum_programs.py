@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, descend, mlp, model_of, supervised, trained
+from shared import Ddp, Program, Results, descend, mlp, model_of, parts, supervised, trained
 from torch import Tensor
 from torch.nn import Linear, Module
 from torch_geometric.data import Data
@@ -190,16 +191,12 @@ def correct_and_smooth_by_hand(data: Data, ddp: Ddp) -> Results:
 def matrix_as_an_argument(data: Data, ddp: Ddp) -> Results:
     """Personalised page rank in the model, which gets the matrix."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mlp = mlp(6, 8, 3)
-
-        def forward(self, x: Tensor, adj: Tensor) -> Tensor:
-            h = z = self.mlp(x)
-            for _ in range(3):
-                z = 0.8 * (adj @ z) + 0.2 * h
-            return z
+    @parts(mlp=(mlp, 6, 8, 3))
+    def net(m: Any, x: Tensor, adj: Tensor) -> Tensor:
+        h = z = m.mlp(x)
+        for _ in range(3):
+            z = 0.8 * (adj @ z) + 0.2 * h
+        return z
 
     edge_index, weight = add_remaining_self_loops(
         data.edge_index, data.edge_weight, fill_value=1.0, num_nodes=data.num_nodes
@@ -207,4 +204,4 @@ def matrix_as_an_argument(data: Data, ddp: Ddp) -> Results:
     deg = scatter(weight, edge_index[1], 0, data.num_nodes, reduce='sum')
     weight = deg[edge_index[0]].rsqrt() * weight * deg[edge_index[1]].rsqrt()
     adj = to_torch_coo_tensor(edge_index, weight, size=data.num_nodes).t()
-    return trained(data, ddp, Model, inputs=(data.x, adj))
+    return trained(data, ddp, net, inputs=(data.x, adj))

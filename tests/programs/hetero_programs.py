@@ -11,13 +11,13 @@ from shared import (
     Ddp,
     Program,
     Results,
-    descend,
+    fitted,
     inner,
     mlp,
     model_of,
+    parts,
     supervised,
     trained,
-    weights,
 )
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, Module, ModuleDict, ModuleList, Parameter
@@ -162,21 +162,19 @@ def to_hetero_of_lazy_layers(data: HeteroData, ddp: Ddp) -> Results:
 def attention_over_meta_paths(data: HeteroData, ddp: Ddp) -> Results:
     """HAN, whose attention takes means over all nodes of a type; its weights are a regulariser."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin = pyg.HeteroDictLinear(dict(WIDTHS), 8)
-            self.conv = pyg.HANConv(8, 8, data.metadata(), heads=2)
-            self.out = Linear(8, 3)
-
-        def forward(self, x_dict: XDict, edges: EdgeDict) -> tuple[Tensor, Tensor]:
-            out, shares = self.conv(self.lin(x_dict), edges, return_semantic_attention_weights=True)
-            return self.out(out['paper']), shares['paper']
+    @parts(
+        lin=lambda: pyg.HeteroDictLinear(dict(WIDTHS), 8),
+        conv=lambda: pyg.HANConv(8, 8, data.metadata(), heads=2),
+        out=(Linear, 8, 3),
+    )
+    def net(m: Any, x_dict: XDict, edges: EdgeDict) -> tuple[Tensor, Tensor]:
+        out, shares = m.conv(m.lin(x_dict), edges, return_semantic_attention_weights=True)
+        return m.out(out['paper']), shares['paper']
 
     def loss(out: tuple[Tensor, Tensor]) -> Tensor:
         return supervised(out[0], data) + 0.1 * (out[1] * out[1].log()).sum()
 
-    return trained(data, ddp, Model, loss=loss)
+    return trained(data, ddp, net, loss=loss)
 
 
 def a_relation_left_out(data: HeteroData, ddp: Ddp) -> Results:
@@ -202,20 +200,18 @@ def one_graph_of_all_types(data: HeteroData, ddp: Ddp) -> Results:
         data[name].x = F.pad(data[name].x, (0, 6 - data[name].x.size(1)))
     whole = data.to_homogeneous(node_attrs=['x'], add_node_type=True, add_edge_type=True)
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.emb = torch.nn.Embedding(3, 6)
-            self.conv1 = pyg.RGCNConv(6, 8, len(data.edge_types), num_bases=2)
-            self.conv2 = pyg.FiLMConv(8, 3, len(data.edge_types))
+    @parts(
+        emb=(torch.nn.Embedding, 3, 6),
+        conv1=lambda: pyg.RGCNConv(6, 8, len(data.edge_types), num_bases=2),
+        conv2=lambda: pyg.FiLMConv(8, 3, len(data.edge_types)),
+    )
+    def net_(m: Any) -> Tensor:
+        x = whole.x + m.emb(whole.node_type)
+        x = m.conv1(x, whole.edge_index, whole.edge_type).relu()
+        out = m.conv2(x, whole.edge_index, whole.edge_type)
+        return out[whole.node_type == data.node_types.index('paper')]
 
-        def forward(self) -> Tensor:
-            x = whole.x + self.emb(whole.node_type)
-            x = self.conv1(x, whole.edge_index, whole.edge_type).relu()
-            out = self.conv2(x, whole.edge_index, whole.edge_type)
-            return out[whole.node_type == data.node_types.index('paper')]
-
-    return {'nodes': whole.num_nodes} | trained(data, ddp, Model, inputs=())
+    return {'nodes': whole.num_nodes} | trained(data, ddp, net_, inputs=())
 
 
 # Rows and edges of types before training
@@ -253,7 +249,7 @@ def losses_of_two_types(data: HeteroData, ddp: Ddp) -> Results:
         smooth = (weight * (out[src] - out[dst]).pow(2).sum(dim=-1)).sum() / weight.sum()
         return F.cross_entropy(out, data['paper'].y) + 0.5 * author + 0.1 * smooth
 
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    return fitted(loss_of, model)
 
 
 def features_by_hand(data: HeteroData, ddp: Ddp) -> Results:
@@ -308,24 +304,21 @@ def clones_and_stores(data: HeteroData, ddp: Ddp) -> Results:
 def a_type_shuffled_for_contrast(data: HeteroData, ddp: Ddp) -> Results:
     """HDGI: the features of every type shuffled by a permutation of its own."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encode = ModuleDict({name: Linear(width, 8) for name, width in WIDTHS.items()})
-            self.conv = HeteroConv({e: SAGEConv((8, 8), 8) for e in data.edge_types})
-            self.disc = Parameter(torch.eye(8))
+    @parts(
+        encode=lambda: ModuleDict({name: Linear(width, 8) for name, width in WIDTHS.items()}),
+        conv=lambda: HeteroConv({e: SAGEConv((8, 8), 8) for e in data.edge_types}),
+        disc=lambda: Parameter(torch.eye(8)),
+    )
+    def net_(m: Any, x_dict: XDict, edges: EdgeDict) -> Tensor:
+        x_dict = {name: m.encode[name](x).tanh() for name, x in x_dict.items()}
+        mixed = {k: x[torch.randperm(x.size(0))] for k, x in x_dict.items()}
+        z, other = m.conv(x_dict, edges), m.conv(mixed, edges)
+        total = 0
+        for name in WIDTHS:
+            summary = z[name].mean(dim=0).sigmoid()
+            right, wrong = (each[name] @ (m.disc @ summary) for each in (z, other))
+            total = total - F.logsigmoid(right).mean() - F.logsigmoid(-wrong).mean()
+        return total
 
-        def forward(self, x_dict: XDict, edges: EdgeDict) -> Tensor:
-            x_dict = {name: self.encode[name](x).tanh() for name, x in x_dict.items()}
-            mixed = {k: x[torch.randperm(x.size(0))] for k, x in x_dict.items()}
-            z, other = self.conv(x_dict, edges), self.conv(mixed, edges)
-            total = 0
-            for name in WIDTHS:
-                summary = z[name].mean(dim=0).sigmoid()
-                right, wrong = (each[name] @ (self.disc @ summary) for each in (z, other))
-                total = total - F.logsigmoid(right).mean() - F.logsigmoid(-wrong).mean()
-            return total
-
-    model = model_of(ddp, Model)
-    losses = descend(lambda: model(data.x_dict, data.edge_index_dict), model)
-    return {'losses': losses, 'weights': weights(model)}
+    model = model_of(ddp, net_)
+    return fitted(lambda: model(data.x_dict, data.edge_index_dict), model)

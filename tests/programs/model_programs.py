@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from shared import (
     Program,
     Results,
     descend,
+    fitted,
     inner,
     model_of,
+    parts,
     supervised,
     trained,
     weights,
@@ -28,21 +31,18 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GPSE, GATConv, GCNConv, SAGEConv, WLConv
 
 
-class Attentive(Module):
+@parts(
+    conv1=partial(GATConv, 6, 4, heads=2, edge_dim=4, fill_value='max'),
+    conv2=partial(GATConv, 8, 8, edge_dim=4, fill_value='mean', residual=True),
+    norm=(pyg.GraphNorm, 8),
+    last=partial(pyg.TransformerConv, 8, 3, heads=2, concat=False, beta=True),
+)
+def attentive(m: Any, data: Data) -> Tensor:
     """Attributes, loops with attributes, a residual, and what attention gives back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = GATConv(6, 4, heads=2, edge_dim=4, fill_value='max')
-        self.conv2 = GATConv(8, 8, edge_dim=4, fill_value='mean', residual=True)
-        self.norm = pyg.GraphNorm(8)
-        self.last = pyg.TransformerConv(8, 3, heads=2, concat=False, beta=True)
-
-    def forward(self, data: Data) -> Tensor:
-        x = F.elu(self.norm(self.conv1(data.x, data.edge_index, data.edge_attr)))
-        x = self.conv2(x, data.edge_index, data.edge_attr)
-        out, (_, alpha) = self.last(x, data.edge_index, return_attention_weights=True)
-        return out * (1 + alpha.mean())
+    x = F.elu(m.norm(m.conv1(data.x, data.edge_index, data.edge_attr)))
+    x = m.conv2(x, data.edge_index, data.edge_attr)
+    out, (_, alpha) = m.last(x, data.edge_index, return_attention_weights=True)
+    return out * (1 + alpha.mean())
 
 
 class MPNN(Module):
@@ -84,51 +84,41 @@ class Tied(Module):
         return self.lin2(F.dropout(x, 0.5, training=False))
 
 
-class Augmented(Module):
+@parts(conv1=(SAGEConv, 6, 8), conv2=(SAGEConv, 8, 3))
+def augmented(m: Any, data: Data) -> Tensor:
     """dropout_node, mask_feature, dropout_edge of undirected edges; one after another."""
+    from torch_geometric.utils import dropout_edge, dropout_node, mask_feature
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = SAGEConv(6, 8), SAGEConv(8, 3)
-
-    def forward(self, data: Data) -> Tensor:
-        from torch_geometric.utils import dropout_edge, dropout_node, mask_feature
-
-        x, e = data.x, data.edge_index
-        if self.training:
-            e, _, mask = dropout_node(e, p=0.2, num_nodes=data.num_nodes)
-            x, _ = mask_feature(x, p=0.3, mode='all')
-            x = x * mask.view(-1, 1)
-            e, _ = dropout_edge(e, p=0.2)
-        return self.conv2(self.conv1(x, e).relu(), e)
+    x, e = data.x, data.edge_index
+    if m.training:
+        e, _, mask = dropout_node(e, p=0.2, num_nodes=data.num_nodes)
+        x, _ = mask_feature(x, p=0.3, mode='all')
+        x = x * mask.view(-1, 1)
+        e, _ = dropout_edge(e, p=0.2)
+    return m.conv2(m.conv1(x, e).relu(), e)
 
 
-class Gumbel(Module):
+@parts(conv1=(GCNConv, 6, 8), conv2=(GCNConv, 8, 3), gate=(Linear, 8, 2))
+def gumbel_(m: Any, data: Data) -> Tensor:
     """Gumbel noise, masks by rand, normal noise scaled by rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2, self.gate = GCNConv(6, 8), GCNConv(8, 3), Linear(8, 2)
-
-    def forward(self, data: Data) -> Tensor:
-        h = self.conv1(data.x, data.edge_index)
-        if self.training:
-            logits = self.gate(h)
-            gumbel = -torch.empty_like(logits).exponential_().log()
-            gate = ((logits + gumbel) / 0.7).softmax(dim=-1)
-            h = h * gate[:, :1] + torch.randn_like(h) * 0.01 * h.std(dim=0)
-            h = h * (torch.rand_like(h) < 0.9)
-            h = h + torch.rand(h.size(0), 1, dtype=h.dtype) * 0.01
-            h = h + data.x[torch.multinomial(torch.ones(data.num_nodes), 7)].mean()
-        return self.conv2(h, data.edge_index)
+    h = m.conv1(data.x, data.edge_index)
+    if m.training:
+        logits = m.gate(h)
+        gumbel = -torch.empty_like(logits).exponential_().log()
+        gate = ((logits + gumbel) / 0.7).softmax(dim=-1)
+        h = h * gate[:, :1] + torch.randn_like(h) * 0.01 * h.std(dim=0)
+        h = h * (torch.rand_like(h) < 0.9)
+        h = h + torch.rand(h.size(0), 1, dtype=h.dtype) * 0.01
+        h = h + data.x[torch.multinomial(torch.ones(data.num_nodes), 7)].mean()
+    return m.conv2(h, data.edge_index)
 
 
 MODELS: dict[str, Callable[[], Module]] = {
-    'gat_with_attributes_and_self_loops': Attentive,
+    'gat_with_attributes_and_self_loops': attentive,
     'nn_conv_and_a_gru': MPNN,
     'weights_tied_between_layers': Tied,
-    'nodes_and_features_dropped': Augmented,
-    'drawn_rows_of_many_kinds': Gumbel,
+    'nodes_and_features_dropped': augmented,
+    'drawn_rows_of_many_kinds': gumbel_,
 }
 PROGRAMS: dict[str, Program] = {
     name: lambda data, ddp, make=make: trained(data, ddp, make, inputs=(data,))
@@ -151,23 +141,21 @@ class Output:
 def outputs_in_a_dataclass(data: Data, ddp: Ddp) -> Results:
     """Rows in lists and dicts, and the loss inside of forward."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = ModuleList([GATConv(6, 4, heads=2), GATConv(8, 8)])
-            self.heads = ModuleList([Linear(8, 3) for _ in range(3)])
+    @parts(
+        body=lambda: ModuleList([GATConv(6, 4, heads=2), GATConv(8, 8)]),
+        heads=lambda: ModuleList([Linear(8, 3) for _ in range(3)]),
+    )
+    def net(m: Any, data: Data) -> Output:
+        x = data.x
+        for conv in m.body:
+            x = F.elu(conv(x, data.edge_index))
+        logits = [head(x) for head in m.heads]
+        mean = torch.stack(logits).mean(0)
+        spread = sum((each - mean).pow(2).mean() for each in logits)
+        hits = (mean.argmax(-1) == data.y)[data.train_mask].sum()
+        return Output(logits, {'x': x, 'hits': hits}, supervised(mean, data) - 0.01 * spread)
 
-        def forward(self, data: Data) -> Output:
-            x = data.x
-            for conv in self.body:
-                x = F.elu(conv(x, data.edge_index))
-            logits = [head(x) for head in self.heads]
-            mean = torch.stack(logits).mean(0)
-            spread = sum((each - mean).pow(2).mean() for each in logits)
-            hits = (mean.argmax(-1) == data.y)[data.train_mask].sum()
-            return Output(logits, {'x': x, 'hits': hits}, supervised(mean, data) - 0.01 * spread)
-
-    model = model_of(ddp, Model)
+    model = model_of(ddp, net)
     losses = descend(lambda: model(data).loss, model)
     out = model(data)
     return {'losses': losses, 'hidden': out.hidden, 'logits': out.logits, 'w': weights(model)}
@@ -203,16 +191,12 @@ def state_kept_between_calls(data: Data, ddp: Ddp) -> Results:
 def hidden_state_between_steps(data: Data, ddp: Ddp) -> Results:
     """Recurrent: what a step gave goes into the next, detached; gradients through two of them."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.cell, self.lin = GCNConv(6, 8), torch.nn.GRUCell(8, 8), Linear(8, 3)
+    @parts(conv=(GCNConv, 6, 8), cell=(torch.nn.GRUCell, 8, 8), lin=(Linear, 8, 3))
+    def net_(m: Any, x: Tensor, edge_index: Tensor, h: Tensor | None = None) -> Any:
+        h = m.cell(m.conv(x, edge_index).tanh(), h)
+        return m.lin(h), h
 
-        def forward(self, x: Tensor, edge_index: Tensor, h: Tensor | None = None) -> Any:
-            h = self.cell(self.conv(x, edge_index).tanh(), h)
-            return self.lin(h), h
-
-    model = model_of(ddp, Model)
+    model = model_of(ddp, net_)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     h, losses = None, []
     for step in range(3):
@@ -251,7 +235,7 @@ def _trained(data: Data, ddp: Ddp, virtual_node: bool) -> Results:
         pred, true = model(batch)
         return (pred - true).abs().mean()
 
-    return {'losses': descend(loss, model, 0.05), 'weights': weights(model)}
+    return fitted(loss, model, 0.05)
 
 
 def gpse(data: Data, ddp: Ddp) -> Results:

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, descend, mlp, model_of, supervised, trained, weights
+from shared import (
+    Ddp,
+    Program,
+    Results,
+    fitted,
+    mlp,
+    model_of,
+    parts,
+    supervised,
+    trained,
+)
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, Module, Parameter, Sequential
 from torch_geometric.data import Data
@@ -116,61 +128,53 @@ class BatchNormByHand(Module):
         return ((x - mean) / (var + 1e-5).sqrt() * self.scale).relu()
 
 
-class SqueezeAndExcite(Module):
+@parts(gate=(mlp, 8, 4, 8), emb=(torch.nn.Embedding, 1, 8), score=(Linear, 8, 1))
+def squeeze_and_excite(m: Any, x: Tensor) -> Tensor:
     """And a virtual node, and a readout that every node gets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.emb, self.score = mlp(8, 4, 8), torch.nn.Embedding(1, 8), Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        virtual = self.emb(torch.zeros(1, dtype=torch.long)) + x.sum(dim=0, keepdim=True) / 50
-        x = x * torch.sigmoid(self.gate(x.mean(dim=0) + x.amax(dim=0)))
-        readout = (torch.softmax(self.score(x), dim=0) * x).sum(dim=0)
-        return x + virtual.expand(x.size(0), -1) + readout.repeat(x.size(0), 1)
+    virtual = m.emb(torch.zeros(1, dtype=torch.long)) + x.sum(dim=0, keepdim=True) / 50
+    x = x * torch.sigmoid(m.gate(x.mean(dim=0) + x.amax(dim=0)))
+    readout = (torch.softmax(m.score(x), dim=0) * x).sum(dim=0)
+    return x + virtual.expand(x.size(0), -1) + readout.repeat(x.size(0), 1)
 
 
-class SoftClusters(Module):
+@parts(
+    assign=(Linear, 8, 4),
+    mix=(Linear, 8, 8),
+    key=(Linear, 8, 8),
+    queries=lambda: Parameter(torch.randn(3, 8)),
+)
+def soft_clusters(m: Any, x: Tensor) -> Tensor:
     """Nodes to clusters and back: s^T x, and s times it; learned queries look at all nodes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.assign, self.mix, self.key = Linear(8, 4), Linear(8, 8), Linear(8, 8)
-        self.queries = Parameter(torch.randn(3, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        s = self.assign(x).softmax(dim=-1)
-        centres = torch.matmul(s.transpose(0, 1), x) / s.sum(dim=0).view(-1, 1)
-        x = (x + s @ self.mix(centres)).relu()
-        found = (self.queries @ self.key(x).t()).softmax(dim=-1) @ x
-        return x + (x @ found.t()).softmax(dim=-1) @ found
+    s = m.assign(x).softmax(dim=-1)
+    centres = torch.matmul(s.transpose(0, 1), x) / s.sum(dim=0).view(-1, 1)
+    x = (x + s @ m.mix(centres)).relu()
+    found = (m.queries @ m.key(x).t()).softmax(dim=-1) @ x
+    return x + (x @ found.t()).softmax(dim=-1) @ found
 
 
-class OtherKernels(Module):
+@parts(
+    group=(torch.nn.GroupNorm, 2, 8),
+    lstm=(torch.nn.LSTM, 4, 4),
+    instance=(torch.nn.InstanceNorm1d, 8),
+    weight=lambda: Parameter(torch.randn(8, 8)),
+)
+def other_kernels(m: Any, x: Tensor) -> Tensor:
     """Norms, products and a recurrence that torch has kernels of their own for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.group, self.lstm = torch.nn.GroupNorm(2, 8), torch.nn.LSTM(4, 4)
-        self.instance = torch.nn.InstanceNorm1d(8)
-        self.weight = Parameter(torch.randn(8, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.group(x) + self.instance(x.t().unsqueeze(0)).squeeze(0).t()
-        x = torch.addmm(x, x, self.weight, alpha=0.1).sub_(torch.full_like(x, 0.1))
-        gram = x.t() @ x + torch.eye(8, dtype=x.dtype)
-        x = x + torch.linalg.solve(gram, x.t()).t()
-        halves = torch.stack(x.split(4, dim=1))
-        return x + self.lstm(halves)[0][-1].repeat(1, 2)
+    x = m.group(x) + m.instance(x.t().unsqueeze(0)).squeeze(0).t()
+    x = torch.addmm(x, x, m.weight, alpha=0.1).sub_(torch.full_like(x, 0.1))
+    gram = x.t() @ x + torch.eye(8, dtype=x.dtype)
+    x = x + torch.linalg.solve(gram, x.t()).t()
+    halves = torch.stack(x.split(4, dim=1))
+    return x + m.lstm(halves)[0][-1].repeat(1, 2)
 
 
 PROGRAMS |= {
     name: lambda data, ddp, make=make: trained(data, ddp, lambda: Learned(make))
     for name, make in {
         'batch_norm_by_hand': BatchNormByHand,
-        'squeeze_and_excite': SqueezeAndExcite,
-        'soft_clusters': SoftClusters,
-        'other_kernels': OtherKernels,
+        'squeeze_and_excite': squeeze_and_excite,
+        'soft_clusters': soft_clusters,
+        'other_kernels': other_kernels,
     }.items()
 }
 
@@ -199,22 +203,14 @@ def of_a_dense_batch(h: Tensor) -> Tensor:
     return (h * mask.unsqueeze(-1)).sum(dim=1) / mask.sum()
 
 
-class Aggregations(Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.soft, self.std = SoftmaxAggregation(learn=True), StdAggregation()
-
-    def forward(self, h: Tensor, batch: Tensor) -> Tensor:
-        return torch.cat([self.soft(h, batch), self.std(h, batch)], dim=1)
+@parts(soft=partial(SoftmaxAggregation, learn=True), std=StdAggregation)
+def aggregations(m: Any, h: Tensor, batch: Tensor) -> Tensor:
+    return torch.cat([m.soft(h, batch), m.std(h, batch)], dim=1)
 
 
-class OfColumns(Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.many = MultiAggregation(['mean', 'max', 'std', SumAggregation()])
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.many(h, dim=0)
+@parts(many=lambda: MultiAggregation(['mean', 'max', 'std', SumAggregation()]))
+def of_columns(m: Any, h: Tensor) -> Tensor:
+    return m.many(h, dim=0)
 
 
 POOLS: dict[str, tuple[Callable[[], Callable[..., Tensor]], int, str]] = {
@@ -222,8 +218,8 @@ POOLS: dict[str, tuple[Callable[[], Callable[..., Tensor]], int, str]] = {
     'pooled_back_to_nodes': (lambda: lambda h, b: h - global_mean_pool(h, b)[b], 8, 'classes'),
     'attentional_aggregation': (lambda: AttentionalAggregation(mlp(8, 4, 1)), 8, ''),
     'set_to_set': (lambda: Set2Set(8, processing_steps=2), 16, 'zeros'),
-    'several_aggregations': (OfColumns, 32, ''),
-    'aggregations_by_class': (Aggregations, 16, 'classes'),
+    'several_aggregations': (of_columns, 32, ''),
+    'aggregations_by_class': (aggregations, 16, 'classes'),
     'softmax_of_segments': (lambda: of_segments, 8, 'classes'),
     'dense_batch': (lambda: of_a_dense_batch, 8, ''),
 }
@@ -271,34 +267,26 @@ def sag_pooling(data: Data, ddp: Ddp) -> Results:
 def degree_scalers(data: Data, ddp: Ddp) -> Results:
     """PNA by hand: amplified by the logarithm of a degree against its mean over all nodes."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.lin = GCNConv(6, 8), Linear(8, 3)
+    @parts(conv=(GCNConv, 6, 8), lin=(Linear, 8, 3))
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+        log = (degree(edge_index[1], x.size(0), dtype=x.dtype) + 1).log()
+        scale = (log / log.mean()).view(-1, 1)
+        return m.lin(scale * m.conv(x, edge_index).tanh())
 
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            log = (degree(edge_index[1], x.size(0), dtype=x.dtype) + 1).log()
-            scale = (log / log.mean()).view(-1, 1)
-            return self.lin(scale * self.conv(x, edge_index).tanh())
-
-    return trained(data, ddp, Model)
+    return trained(data, ddp, net)
 
 
 def pooled_by_columns_and_normed(data: Data, ddp: Ddp) -> Results:
     """A readout goes back to its nodes; the number of graphs is not given."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.bn, self.lin = GCNConv(6, 8), torch.nn.BatchNorm1d(8), Linear(16, 3)
-
-        def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
-            x = self.conv(x, edge_index)
-            pooled = self.bn(global_mean_pool(x, batch))
-            return self.lin(torch.cat([x, F.relu(pooled)[batch]], dim=-1))
+    @parts(conv=(GCNConv, 6, 8), bn=(torch.nn.BatchNorm1d, 8), lin=(Linear, 16, 3))
+    def net_(m: Any, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        x = m.conv(x, edge_index)
+        pooled = m.bn(global_mean_pool(x, batch))
+        return m.lin(torch.cat([x, F.relu(pooled)[batch]], dim=-1))
 
     batch = (data.x[:, 0] > 1.5).long() + 2 * (data.x[:, 1] > 1.5).long()
-    return trained(data, ddp, Model, batch)
+    return trained(data, ddp, net_, batch)
 
 
 class Normed(Module):
@@ -314,13 +302,13 @@ class Normed(Module):
         return self.conv2(x, edge_index)
 
 
-class Functional(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(x, None, None, training=True)
+@parts()
+def functional_(m: Any, x: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, training=True)
 
 
 def functional_batch_norm(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, lambda: Normed(Functional()))
+    return trained(data, ddp, lambda: Normed(functional_()))
 
 
 def frozen_batch_norm(data: Data, ddp: Ddp) -> Results:
@@ -333,8 +321,7 @@ def frozen_batch_norm(data: Data, ddp: Ddp) -> Results:
         if isinstance(module, BatchNorm1d):
             module.eval()
             module.weight.requires_grad_(False)
-    losses = descend(lambda: supervised(model(data.x, data.edge_index), data), model)
-    return {'losses': losses, 'weights': weights(model)}
+    return fitted(lambda: supervised(model(data.x, data.edge_index), data), model)
 
 
 def norm_of_masked_rows(data: Data, ddp: Ddp) -> Results:
@@ -343,5 +330,4 @@ def norm_of_masked_rows(data: Data, ddp: Ddp) -> Results:
         ddp, lambda: Sequential(Linear(6, 8, bias=False), BatchNorm1d(8), Linear(8, 3))
     )
     mask = data.train_mask
-    losses = descend(lambda: F.cross_entropy(model(data.x[mask]), data.y[mask]), model)
-    return {'losses': losses, 'weights': weights(model)}
+    return fitted(lambda: F.cross_entropy(model(data.x[mask]), data.y[mask]), model)

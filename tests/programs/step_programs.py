@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, trained
+from shared import Ddp, Results, parts, programs, trained
 from torch import Tensor, nn
 from torch_geometric import nn as tg
 from torch_geometric import utils
@@ -55,18 +56,12 @@ class Of(nn.Module):
         return self.call(self.inner, x, edge_index)
 
 
-class WholeGraphLayer(nn.Module):
+@parts(attention=partial(nn.MultiheadAttention, C, 2, batch_first=True), norm=(nn.LayerNorm, C))
+def whole_graph_layer(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """A transformer layer over the nodes, as in GPS."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(C, 2, batch_first=True)
-        self.norm = nn.LayerNorm(C)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        dense, mask = utils.to_dense_batch(x)
-        out = self.attention(dense, dense, dense, key_padding_mask=~mask)[0][mask]
-        return self.norm(x + out)
+    dense, mask = utils.to_dense_batch(x)
+    out = m.attention(dense, dense, dense, key_padding_mask=~mask)[0][mask]
+    return m.norm(x + out)
 
 
 class Equilibrium(aggr.EquilibriumAggregation):
@@ -163,7 +158,7 @@ STEPS: dict[str, Callable[[], nn.Module]] = {
     ),
 }
 
-REFUSED: dict[str, Callable[[], nn.Module]] = {
+REFUSED_STEPS: dict[str, Callable[[], nn.Module]] = {
     'MedianAggregation': lambda: _pooled(aggr.MedianAggregation()),
     'GRUAggregation': lambda: _pooled(aggr.GRUAggregation(C, C)),
     'LSTMAggregation': lambda: _pooled(aggr.LSTMAggregation(C, C)),
@@ -171,7 +166,7 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
         lambda m, x, e: x + m(x, _zeros(x)).view(2, C).sum(0), aggr.SortAggregation(2)
     ),
     'EquilibriumAggregation': lambda: _pooled(Equilibrium(C, C, [8])),
-    'MultiheadAttention': WholeGraphLayer,
+    'MultiheadAttention': whole_graph_layer,
     'GRU': lambda: Of(lambda m, x, e: m(x)[0], nn.GRU(C, C)),
     'Conv1d': lambda: Of(lambda m, x, e: m(x.t()[None])[0].t(), nn.Conv1d(C, C, 3, padding=1)),
     'all inner products': lambda: Of(
@@ -184,11 +179,9 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def with_step(step: Callable[[], nn.Module]) -> Program:
-    def program(data: Any, ddp: Ddp) -> Results:
-        return trained(data, ddp, lambda: Net(step()))
-
-    return program
+def with_step(data: Any, ddp: Ddp, step: Callable[[], nn.Module]) -> Results:
+    return trained(data, ddp, lambda: Net(step()))
 
 
-PROGRAMS = {name: with_step(step) for name, step in STEPS.items()}
+PROGRAMS = programs(with_step, STEPS)
+REFUSED = programs(with_step, REFUSED_STEPS)
