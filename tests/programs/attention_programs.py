@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Results, named, parts, programs, trained
+from shared import Ddp, Results, named, parts, programs
+from three_steps import trained
 from torch import Tensor
 from torch.nn import (
     BatchNorm1d,

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, descend, model_of, parts, trained, weights
+from shared import Ddp, Net, Results, parts
+from three_steps import descend, model_of, trained, weights
 from torch import Tensor
 from torch.nn import Embedding, Linear, Parameter
 from torch_geometric.data import Data
@@ -88,12 +89,12 @@ def tables_of_nodes(data: Data, ddp: Ddp) -> Results:
     """An Embedding by arange in the model; a parameter of every node beside the features."""
 
     @parts(emb=(Embedding, data.num_nodes, 4), net=(Net, 12, 8, 3))
-    def net_(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
         ids = torch.arange(x.size(0))
         return m.net(torch.cat([x, m.emb(ids)], dim=-1), edge_index)
 
     table = Parameter(torch.randn(data.num_nodes, 2, dtype=torch.double))
-    model = model_of(ddp, net_)
+    model = model_of(ddp, net)
 
     def loss_of() -> Tensor:
         out = model(torch.cat([data.x, table], dim=1), data.edge_index)
@@ -107,9 +108,9 @@ def linkx(data: Data, ddp: Ddp) -> Results:
     """Rows of the adjacency are embedded: a weight for every node of the graph."""
 
     @parts(table=lambda: Parameter(torch.randn(data.num_nodes, 8)), lin=(Linear, 14, 3))
-    def net_(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
         row, col = edge_index
         a = torch.zeros(x.size(0), 8, dtype=x.dtype).index_add_(0, col, m.table[row])
         return m.lin(torch.cat([a, x], dim=-1))
 
-    return trained(data, ddp, net_)
+    return trained(data, ddp, net)

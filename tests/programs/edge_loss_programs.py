@@ -10,21 +10,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import (
-    Ddp,
-    Net,
-    Program,
-    Results,
-    descend,
-    fitted,
-    inner,
-    mlp,
-    model_of,
-    parts,
-    supervised,
-    trained,
-)
-from shared import weights as weights_of
+from shared import Ddp, Net, Results, mlp, named, parts, programs
+from three_steps import descend, fitted, inner, model_of, supervised, trained, weights
 from torch import Tensor
 from torch.nn import BatchNorm1d, Bilinear, Linear, Module, Parameter, PReLU
 from torch_geometric import seed_everything
@@ -84,25 +71,19 @@ def modularity(out: Tensor, data: Data) -> Tensor:
     return expected - within + s.sum(dim=0).norm() * 2 / data.num_nodes - 1
 
 
-LOSSES: dict[str, tuple[Callable[[Tensor, Data], Tensor], int]] = {  # and the width of the output
-    'weighted_smoothness': (weighted_smoothness, 3),
-    'links_against_random_pairs': (links_against_random_pairs, 5),
-    'links_against_negative_sampling': (links_against_negative_sampling, 5),
-    'corrupted_destinations': (corrupted_destinations, 5),
-    'agreement_of_ends': (agreement_of_ends, 3),
-    'modularity': (modularity, 4),
-}
-
-
-def of_loss(data: Data, ddp: Ddp, loss: Callable[[Tensor, Data], Tensor], num_out: int) -> Results:
+def of_loss(
+    data: Data, ddp: Ddp, loss: Callable[[Tensor, Data], Tensor], num_out: int = 3
+) -> Results:
     seed_everything(0)  # what negative_sampling of PyG draws from
     return trained(data, ddp, lambda: Net(6, 8, num_out), loss=lambda out: loss(out, data))
 
 
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, loss=loss, num=num: of_loss(data, ddp, loss, num)
-    for name, (loss, num) in LOSSES.items()
-}
+PROGRAMS = programs(of_loss, named(weighted_smoothness, agreement_of_ends))
+PROGRAMS |= programs(partial(of_loss, num_out=4), named(modularity))
+PROGRAMS |= programs(
+    partial(of_loss, num_out=5),
+    named(links_against_random_pairs, links_against_negative_sampling, corrupted_destinations),
+)
 
 
 def dirichlet_energy(data: Data, ddp: Ddp) -> Results:
@@ -157,11 +138,11 @@ def links_drawn_in_every_step(data: Data, ddp: Ddp) -> Results:
     random.seed(0)
 
     @parts(conv=(GraphConv, 6, 8), mlp=(Linear, 8, 1), edge=(mlp, 4, 6, 1))
-    def net_(m: Any, x: Tensor, e: Tensor, attr: Tensor, ends: Tensor) -> Tensor:
+    def net(m: Any, x: Tensor, e: Tensor, attr: Tensor, ends: Tensor) -> Tensor:
         z = m.conv(x, e, m.edge(attr).sigmoid().view(-1)).relu()
         return m.mlp(z[ends[0]] * z[ends[1]]).view(-1)
 
-    model = model_of(ddp, net_)
+    model = model_of(ddp, net)
 
     def loss_of() -> Tensor:
         perm = torch.randperm(data.num_edges)
@@ -197,12 +178,12 @@ def edge_type_statistics(data: Data, ddp: Ddp) -> Results:
 
 def autoencoders(data: Data, ddp: Ddp) -> Results:
     @parts(conv=(GCNConv, 6, 8), mu=(GCNConv, 8, 4), logstd=(GCNConv, 8, 4))
-    def net_(m: Any, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
         h = m.conv(x, edge_index).relu()
         return m.mu(h, edge_index), m.logstd(h, edge_index)
 
     seed_everything(0)
-    gae, model = GAE(model_of(ddp, lambda: Net(6, 8, 5))), model_of(ddp, lambda: VGAE(net_()))
+    gae, model = GAE(model_of(ddp, lambda: Net(6, 8, 5))), model_of(ddp, lambda: VGAE(net()))
 
     def loss_of() -> Tensor:
         plain = gae.recon_loss(gae.encode(data.x, data.edge_index), data.edge_index)
@@ -214,7 +195,7 @@ def autoencoders(data: Data, ddp: Ddp) -> Results:
         )
 
     losses = descend(loss_of, [*gae.parameters(), *model.parameters()])
-    return {'losses': losses, 'gae': weights_of(gae.encoder), 'vgae': weights_of(model)}
+    return {'losses': losses, 'gae': weights(gae.encoder), 'vgae': weights(model)}
 
 
 # Without labels
@@ -248,13 +229,13 @@ def bgrl(data: Data, ddp: Ddp) -> Results:
         bn=partial(BatchNorm1d, 8, momentum=0.01),
         act=PReLU,
     )
-    def net_(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
         return m.act(m.bn(m.conv(x, edge_index)))
 
     class Model(Module):
         def __init__(self) -> None:
             super().__init__()
-            self.online, self.predictor = net_(), MLP([8, 8, 8], norm='batch_norm')
+            self.online, self.predictor = net(), MLP([8, 8, 8], norm='batch_norm')
             self.target = copy.deepcopy(self.online).requires_grad_(False)
 
         def forward(self, x1: Tensor, e1: Tensor, x2: Tensor, e2: Tensor) -> Tensor:
@@ -274,17 +255,13 @@ def bgrl(data: Data, ddp: Ddp) -> Results:
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=0.01, weight_decay=1e-3
     )
-    losses = []
+    losses: list[float] = []
     for _ in range(3):
-        loss = model(*augmented(0.3), *augmented(0.2))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        losses += descend(lambda: model(*augmented(0.3), *augmented(0.2)), optimizer, steps=1)
         pair = inner(model).target.parameters(), inner(model).online.parameters()
         for p, q in zip(*pair, strict=True):
             p.data.mul_(0.99).add_(q.data, alpha=0.01)
-        losses.append(loss.item())
-    return {'losses': losses, 'weights': weights_of(model)}
+    return {'losses': losses, 'weights': weights(model)}
 
 
 def infomax_by_hand(data: Data, ddp: Ddp) -> Results:
@@ -295,14 +272,14 @@ def infomax_by_hand(data: Data, ddp: Ddp) -> Results:
         disc=(Bilinear, 8, 8, 1),
         weight=lambda: Parameter(torch.randn(8, 8) / 8),
     )
-    def net_(m: Any, x: Tensor, shuffled: Tensor, edge_index: Tensor) -> Tensor:
+    def net(m: Any, x: Tensor, shuffled: Tensor, edge_index: Tensor) -> Tensor:
         h1, h2 = m.gcn(x, edge_index).relu(), m.gcn(shuffled, edge_index).relu()
         c = h1.mean(0).sigmoid()
         product = (h2 @ (m.weight @ c)).unsqueeze(1)
         c = c.expand_as(h1).contiguous()
         return torch.cat([m.disc(h1, c), m.disc(h2, c) + product], 1)
 
-    model = model_of(ddp, net_)
+    model = model_of(ddp, net)
     labels = torch.cat([torch.ones(data.num_nodes, 1), torch.zeros(data.num_nodes, 1)], 1).double()
 
     def loss_of() -> Tensor:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, descend, mlp, model_of, parts, supervised, trained
+from shared import Ddp, Program, Results, mlp, parts
+from three_steps import descend, model_of, supervised, trained
 from torch import Tensor
 from torch.nn import Linear, Module
 from torch_geometric.data import Data

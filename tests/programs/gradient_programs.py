@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from ddp_model import Net
-from shared import Ddp, Program, Results, inner, model_of, supervised
+from shared import Ddp, Program, Results
+from three_steps import inner, model_of, supervised
 from torch import Tensor
 from torch.nn import Linear, Module
 from torch.utils.checkpoint import checkpoint

@@ -7,18 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import (
-    Ddp,
-    Program,
-    Results,
-    fitted,
-    inner,
-    mlp,
-    model_of,
-    parts,
-    supervised,
-    trained,
-)
+from shared import Ddp, Program, Results, mlp, parts
+from three_steps import fitted, inner, model_of, supervised, trained
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, Module, ModuleDict, ModuleList, Parameter
 from torch_geometric import nn as pyg
@@ -205,13 +195,13 @@ def one_graph_of_all_types(data: HeteroData, ddp: Ddp) -> Results:
         conv1=lambda: pyg.RGCNConv(6, 8, len(data.edge_types), num_bases=2),
         conv2=lambda: pyg.FiLMConv(8, 3, len(data.edge_types)),
     )
-    def net_(m: Any) -> Tensor:
+    def net(m: Any) -> Tensor:
         x = whole.x + m.emb(whole.node_type)
         x = m.conv1(x, whole.edge_index, whole.edge_type).relu()
         out = m.conv2(x, whole.edge_index, whole.edge_type)
         return out[whole.node_type == data.node_types.index('paper')]
 
-    return {'nodes': whole.num_nodes} | trained(data, ddp, net_, inputs=())
+    return {'nodes': whole.num_nodes} | trained(data, ddp, net, inputs=())
 
 
 # Rows and edges of types before training
@@ -309,7 +299,7 @@ def a_type_shuffled_for_contrast(data: HeteroData, ddp: Ddp) -> Results:
         conv=lambda: HeteroConv({e: SAGEConv((8, 8), 8) for e in data.edge_types}),
         disc=lambda: Parameter(torch.eye(8)),
     )
-    def net_(m: Any, x_dict: XDict, edges: EdgeDict) -> Tensor:
+    def net(m: Any, x_dict: XDict, edges: EdgeDict) -> Tensor:
         x_dict = {name: m.encode[name](x).tanh() for name, x in x_dict.items()}
         mixed = {k: x[torch.randperm(x.size(0))] for k, x in x_dict.items()}
         z, other = m.conv(x_dict, edges), m.conv(mixed, edges)
@@ -320,5 +310,5 @@ def a_type_shuffled_for_contrast(data: HeteroData, ddp: Ddp) -> Results:
             total = total - F.logsigmoid(right).mean() - F.logsigmoid(-wrong).mean()
         return total
 
-    model = model_of(ddp, net_)
+    model = model_of(ddp, net)
     return fitted(lambda: model(data.x_dict, data.edge_index_dict), model)

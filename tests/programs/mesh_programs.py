@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, mlp, model_of, parts, trained, weights
+from shared import Ddp, Program, Results, mlp, parts
+from three_steps import model_of, trained, weights
 from torch import Tensor
 from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, ReLU, Sequential
 from torch.utils.checkpoint import checkpoint

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, descend, model_of, parts, supervised, weights
+from shared import Ddp, Net, Results, parts
+from three_steps import descend, model_of, supervised, weights
 from torch import Tensor
 from torch.nn import BatchNorm1d
 from torch_geometric.data import Data

@@ -9,20 +9,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import (
-    Ddp,
-    Net,
-    Program,
-    Results,
-    descend,
-    fitted,
-    inner,
-    model_of,
-    parts,
-    supervised,
-    trained,
-    weights,
-)
+from shared import Ddp, Net, Program, Results, parts
+from three_steps import descend, fitted, inner, model_of, supervised, trained, weights
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import BatchNorm1d, Linear, Module, ModuleList, Parameter, ReLU, Sequential
@@ -192,11 +180,11 @@ def hidden_state_between_steps(data: Data, ddp: Ddp) -> Results:
     """Recurrent: what a step gave goes into the next, detached; gradients through two of them."""
 
     @parts(conv=(GCNConv, 6, 8), cell=(torch.nn.GRUCell, 8, 8), lin=(Linear, 8, 3))
-    def net_(m: Any, x: Tensor, edge_index: Tensor, h: Tensor | None = None) -> Any:
+    def net(m: Any, x: Tensor, edge_index: Tensor, h: Tensor | None = None) -> Any:
         h = m.cell(m.conv(x, edge_index).tanh(), h)
         return m.lin(h), h
 
-    model = model_of(ddp, net_)
+    model = model_of(ddp, net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     h, losses = None, []
     for step in range(3):

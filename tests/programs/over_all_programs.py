@@ -8,17 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import (
-    Ddp,
-    Program,
-    Results,
-    fitted,
-    mlp,
-    model_of,
-    parts,
-    supervised,
-    trained,
-)
+from shared import Ddp, Program, Results, mlp, parts
+from three_steps import fitted, model_of, supervised, trained
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, Module, Parameter, Sequential
 from torch_geometric.data import Data
@@ -280,13 +271,13 @@ def pooled_by_columns_and_normed(data: Data, ddp: Ddp) -> Results:
     """A readout goes back to its nodes; the number of graphs is not given."""
 
     @parts(conv=(GCNConv, 6, 8), bn=(torch.nn.BatchNorm1d, 8), lin=(Linear, 16, 3))
-    def net_(m: Any, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+    def net(m: Any, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
         x = m.conv(x, edge_index)
         pooled = m.bn(global_mean_pool(x, batch))
         return m.lin(torch.cat([x, F.relu(pooled)[batch]], dim=-1))
 
     batch = (data.x[:, 0] > 1.5).long() + 2 * (data.x[:, 1] > 1.5).long()
-    return trained(data, ddp, net_, batch)
+    return trained(data, ddp, net, batch)
 
 
 class Normed(Module):

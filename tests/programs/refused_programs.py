@@ -6,7 +6,8 @@ import step_programs
 import torch
 import torch.nn.functional as F
 import transformer_programs
-from shared import Ddp, Net, Results, descend, model_of, named, programs, supervised, trained
+from shared import Ddp, Net, Results, named, programs
+from three_steps import descend, model_of, supervised, trained
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Linear

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Results, parts, programs, trained
+from shared import Ddp, Results, parts, programs
+from three_steps import trained
 from torch import Tensor, nn
 from torch_geometric import nn as tg
 from torch_geometric import utils

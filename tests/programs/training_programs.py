@@ -9,19 +9,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import (
-    Ddp,
-    Net,
-    Results,
-    descend,
-    fitted,
-    inner,
-    mlp,
-    model_of,
-    parts,
-    supervised,
-    weights,
-)
+from shared import Ddp, Net, Results, mlp, parts
+from three_steps import descend, fitted, inner, model_of, supervised, weights
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, Module, Parameter, Sequential
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -378,12 +367,12 @@ def own_functions(data: Data, ddp: Ddp) -> Results:
         domain=(Linear, 3, 1),
         slope=lambda: Parameter(torch.ones(1)),
     )
-    def net_(m: Any, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h = m.conv1(x, edge_index)
         out = m.conv2(Spike.apply(h, m.slope) + h, edge_index)
         return out, m.domain(Reverse.apply(out, 0.5)).squeeze(-1), Total.apply(h) / 91
 
-    model = model_of(ddp, net_)
+    model = model_of(ddp, net)
 
     def loss() -> Tensor:
         out, guess, total = model(data.x, data.edge_index)

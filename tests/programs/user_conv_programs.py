@@ -6,19 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import (
-    Ddp,
-    Program,
-    Results,
-    descend,
-    fitted,
-    mlp,
-    model_of,
-    parts,
-    supervised,
-    trained,
-    weights,
-)
+from shared import Ddp, Program, Results, mlp, parts
+from three_steps import descend, fitted, model_of, supervised, trained, weights
 from torch import Tensor
 from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, Parameter
 from torch_geometric.data import Data
@@ -349,7 +338,7 @@ def gated_graph_transformer(data: Data, ddp: Ddp) -> Results:
         bn=(BatchNorm1d, 8),
         ff=(mlp, 8, 16, 8),
     )
-    def net_(m: Any, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+    def net(m: Any, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         x, e = m.node(x), m.edge(edge_attr)
         for conv in m.convs:
             x, e = conv(x, e, edge_index)
@@ -359,7 +348,7 @@ def gated_graph_transformer(data: Data, ddp: Ddp) -> Results:
             x = m.bn(x + there + m.ff(x))
         return m.lin(x)
 
-    return trained(data, ddp, net_, data.edge_attr)
+    return trained(data, ddp, net, data.edge_attr)
 
 
 def frozen_after_a_step(data: Data, ddp: Ddp) -> Results:
