@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, mlp, parts
+from shared import Ddp, Results, mlp, named, parts, programs
 from three_steps import descend, model_of, supervised, trained
 from torch import Tensor
 from torch.nn import Linear, Module
@@ -25,7 +25,7 @@ from torch_geometric.utils import (
 Sum = Callable[[Tensor, Tensor, Data], Tensor]
 
 
-def by_scatter_add(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+def mean_by_scatter_add(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     src, dst = edge_index[0], edge_index[1]
     total = torch.zeros(x.size(0), x.size(1), dtype=x.dtype)
     total.scatter_add_(0, dst.view(-1, 1).expand(-1, x.size(1)), x[src])
@@ -35,7 +35,7 @@ def by_scatter_add(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     return total / count.clamp(min=1).unsqueeze(-1) + x
 
 
-def by_scatter(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+def scatter_of_pyg(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     """Of PyG, into destinations and into sources."""
     src, dst = edge_index
     into = [
@@ -49,7 +49,7 @@ def by_scatter(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     return sum([*into, *out_of])
 
 
-def by_scatter_reduce(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+def max_pool_of_neighbours(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     src, dst = edge_index
     index = dst.unsqueeze(-1).expand(-1, x.size(-1))
     return x.scatter_reduce(0, index, x[src], reduce='amax', include_self=True)
@@ -82,7 +82,7 @@ def appnp_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     return z
 
 
-def sparse_csr(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+def sparse_csr_spmm(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     values = torch.ones(edge_index.size(1), dtype=torch.float64)
     size = data.num_nodes, data.num_nodes
     coo = torch.sparse_coo_tensor(edge_index.flip(0), values, size).coalesce()
@@ -110,27 +110,13 @@ def power_iteration(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     return x * (1 + v.view(-1, 1))
 
 
-def hops(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+def hops_from_a_node(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     """Breadth-first search from some nodes of the training set, by whole edges."""
     row, col = edge_index
     hops = torch.where(data.train_mask & (data.y == 2), 0, data.num_nodes)
     for _ in range(6):
         hops = torch.minimum(hops, scatter(hops[row] + 1, col, 0, data.num_nodes, 'min'))
     return x * (hops < data.num_nodes).view(-1, 1)
-
-
-SUMS: dict[str, Sum] = {
-    'mean_by_scatter_add': by_scatter_add,
-    'scatter_of_pyg': by_scatter,
-    'max_pool_of_neighbours': by_scatter_reduce,
-    'attention_by_hand': attention_by_hand,
-    'softmax_by_hand': softmax_by_hand,
-    'appnp_by_hand': appnp_by_hand,
-    'sparse_csr_spmm': sparse_csr,
-    'dense_adjacency': dense_adjacency,
-    'power_iteration': power_iteration,
-    'hops_from_a_node': hops,
-}
 
 
 class Summed(Module):
@@ -145,10 +131,18 @@ class Summed(Module):
         return self.last(self.summed(self.first(x), edge_index, self.data[0]))
 
 
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, summed=summed: trained(data, ddp, lambda: Summed(data, summed))
-    for name, summed in SUMS.items()
-}
+def summed(data: Data, ddp: Ddp, of: Sum) -> Results:
+    return trained(data, ddp, lambda: Summed(data, of))
+
+
+PROGRAMS = programs(
+    summed,
+    named(
+        *(mean_by_scatter_add, scatter_of_pyg, max_pool_of_neighbours, attention_by_hand),
+        *(softmax_by_hand, appnp_by_hand, sparse_csr_spmm, dense_adjacency, power_iteration),
+        hops_from_a_node,
+    ),
+)
 
 
 def label_propagation_by_hand(data: Data, ddp: Ddp) -> Results:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, mlp, parts
+from shared import Ddp, Results, mlp, parts, programs
 from three_steps import fitted, inner, model_of, supervised, trained
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, Module, ModuleDict, ModuleList, Parameter
@@ -130,15 +130,16 @@ class PairConv(MessagePassing):
         return self.bn(v_j) * alpha.unsqueeze(-1)
 
 
+def encoded(data: HeteroData, ddp: Ddp, make: Layers) -> Results:
+    return trained(data, ddp, lambda: Encoded(data, make), lr=0.1)
+
+
 LAYERS: dict[str, Layers] = {
     'norms_of_types': Normed,
     'relations_one_by_one': OneByOne,
     'own_conv_between_types': lambda data: HeteroConv({e: PairConv() for e in data.edge_types}),
 }
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, make=make: trained(data, ddp, lambda: Encoded(data, make), lr=0.1)
-    for name, make in LAYERS.items()
-}
+PROGRAMS = programs(encoded, LAYERS)
 
 
 def to_hetero_of_lazy_layers(data: HeteroData, ddp: Ddp) -> Results:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, mlp, parts
+from shared import Ddp, Results, mlp, named, parts, programs
 from three_steps import model_of, trained, weights
 from torch import Tensor
 from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, ReLU, Sequential
@@ -51,8 +51,7 @@ class MeshGraphNet(Module):
                 h, e = checkpoint(layer, h, edge_index, e, use_reentrant=False)
             else:
                 h, e = layer(h, edge_index, e)
-        out: Tensor = self.decoder(h)
-        return out
+        return self.decoder(h)
 
 
 class ConvOfNodesAndEdges(MessagePassing):
@@ -66,8 +65,7 @@ class ConvOfNodesAndEdges(MessagePassing):
         return self.propagate(edge_index, x=x, edge_attr=edge_attr, size=size)
 
     def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
-        made: Tensor = self.mlp(torch.cat([x_i, x_j, edge_attr], dim=1)) + edge_attr
-        return made
+        return self.mlp(torch.cat([x_i, x_j, edge_attr], dim=1)) + edge_attr
 
     def aggregate(self, edges_new: Tensor, edge_index: Tensor, dim_size: Any = None) -> Any:
         out = scatter(edges_new, edge_index[1], dim=0, dim_size=dim_size, reduce='sum')
@@ -81,13 +79,12 @@ class ConvOfNodesAndEdges(MessagePassing):
     updates=lambda: ModuleList(block(2 * WIDTH) for _ in range(2)),
     out=lambda: Linear(WIDTH, 3).double(),
 )
-def anemoi(m: Any, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+def conv_of_nodes_and_edges(m: Any, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
     h, e = m.nodes(x), m.edges(edge_attr)
     for conv, update in zip(m.convs, m.updates, strict=True):
         received, e = conv(h, e, edge_index, size=(x.size(0), x.size(0)))
         h = h + update(torch.cat([h, received], dim=1))
-    out: Tensor = m.out(h)
-    return out
+    return m.out(h)
 
 
 @parts(
@@ -125,18 +122,17 @@ def global_model(m: Any, x: Tensor, edge_index: Tensor, e: Tensor, u: Tensor, ba
     return m.mlp(torch.cat([x.mean(dim=0, keepdim=True), u], dim=1))
 
 
-MODELS: dict[str, Callable[[Data], Module]] = {
-    'mesh_graph_net': lambda data: MeshGraphNet(again=False),
-    'mesh_graph_net_recomputed': lambda data: MeshGraphNet(again=True, num_layers=4),
-    'conv_of_nodes_and_edges': lambda data: anemoi(),
-    'norm_of_edges': lambda data: norm_of_edges(),
-}
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, make=make: trained(
-        data, ddp, lambda: make(data), data.edge_attr, lr=0.02
-    )
-    for name, make in MODELS.items()
-}
+def on_edges(data: Data, ddp: Ddp, make: Callable[[], Module]) -> Results:
+    return trained(data, ddp, make, data.edge_attr, lr=0.02)
+
+
+PROGRAMS = programs(on_edges, named(conv_of_nodes_and_edges, norm_of_edges)) | programs(
+    on_edges,
+    {
+        'mesh_graph_net': lambda: MeshGraphNet(again=False),
+        'mesh_graph_net_recomputed': lambda: MeshGraphNet(again=True, num_layers=4),
+    },
+)
 
 
 def meta_layer(data: Data, ddp: Ddp) -> Results:

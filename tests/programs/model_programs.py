@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Program, Results, parts
+from shared import Ddp, Net, Results, named, parts, programs
 from three_steps import descend, fitted, inner, model_of, supervised, trained, weights
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import BatchNorm1d, Linear, Module, ModuleList, Parameter, ReLU, Sequential
+from torch.nn import BatchNorm1d, Buffer, Linear, Module, ModuleList, Parameter, ReLU, Sequential
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn import GPSE, GATConv, GCNConv, SAGEConv, WLConv
@@ -25,7 +25,7 @@ from torch_geometric.nn import GPSE, GATConv, GCNConv, SAGEConv, WLConv
     norm=(pyg.GraphNorm, 8),
     last=partial(pyg.TransformerConv, 8, 3, heads=2, concat=False, beta=True),
 )
-def attentive(m: Any, data: Data) -> Tensor:
+def gat_with_attributes_and_self_loops(m: Any, data: Data) -> Tensor:
     """Attributes, loops with attributes, a residual, and what attention gives back."""
     x = F.elu(m.norm(m.conv1(data.x, data.edge_index, data.edge_attr)))
     x = m.conv2(x, data.edge_index, data.edge_attr)
@@ -33,23 +33,21 @@ def attentive(m: Any, data: Data) -> Tensor:
     return out * (1 + alpha.mean())
 
 
-class MPNN(Module):
+@parts(
+    lin0=(Linear, 6, 4),
+    out=(Linear, 4, 3),
+    conv=lambda: pyg.NNConv(4, 4, Sequential(Linear(4, 8), ReLU(), Linear(8, 16)), aggr='mean'),
+    gru=(torch.nn.GRU, 4, 4),
+)
+def nn_conv_and_a_gru(m: Any, data: Data) -> Tensor:
     """Weights by edge networks, one conv and one GRU used three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin0, self.out = Linear(6, 4), Linear(4, 3)
-        network = Sequential(Linear(4, 8), ReLU(), Linear(8, 16))
-        self.conv, self.gru = pyg.NNConv(4, 4, network, aggr='mean'), torch.nn.GRU(4, 4)
-
-    def forward(self, data: Data) -> Tensor:
-        out = self.lin0(data.x).relu()
-        h = out.unsqueeze(0)
-        for _ in range(3):
-            m = self.conv(out, data.edge_index, data.edge_attr).relu()
-            out, h = self.gru(m.unsqueeze(0), h)
-            out = out.squeeze(0)
-        return self.out(out)
+    out = m.lin0(data.x).relu()
+    h = out.unsqueeze(0)
+    for _ in range(3):
+        found = m.conv(out, data.edge_index, data.edge_attr).relu()
+        out, h = m.gru(found.unsqueeze(0), h)
+        out = out.squeeze(0)
+    return m.out(out)
 
 
 class Tied(Module):
@@ -73,7 +71,7 @@ class Tied(Module):
 
 
 @parts(conv1=(SAGEConv, 6, 8), conv2=(SAGEConv, 8, 3))
-def augmented(m: Any, data: Data) -> Tensor:
+def nodes_and_features_dropped(m: Any, data: Data) -> Tensor:
     """dropout_node, mask_feature, dropout_edge of undirected edges; one after another."""
     from torch_geometric.utils import dropout_edge, dropout_node, mask_feature
 
@@ -87,7 +85,7 @@ def augmented(m: Any, data: Data) -> Tensor:
 
 
 @parts(conv1=(GCNConv, 6, 8), conv2=(GCNConv, 8, 3), gate=(Linear, 8, 2))
-def gumbel_(m: Any, data: Data) -> Tensor:
+def drawn_rows_of_many_kinds(m: Any, data: Data) -> Tensor:
     """Gumbel noise, masks by rand, normal noise scaled by rows."""
     h = m.conv1(data.x, data.edge_index)
     if m.training:
@@ -101,17 +99,18 @@ def gumbel_(m: Any, data: Data) -> Tensor:
     return m.conv2(h, data.edge_index)
 
 
-MODELS: dict[str, Callable[[], Module]] = {
-    'gat_with_attributes_and_self_loops': attentive,
-    'nn_conv_and_a_gru': MPNN,
-    'weights_tied_between_layers': Tied,
-    'nodes_and_features_dropped': augmented,
-    'drawn_rows_of_many_kinds': gumbel_,
-}
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, make=make: trained(data, ddp, make, inputs=(data,))
-    for name, make in MODELS.items()
-}
+def on_data(data: Data, ddp: Ddp, make: Callable[[], Module]) -> Results:
+    return trained(data, ddp, make, inputs=(data,))
+
+
+PROGRAMS = programs(
+    on_data,
+    {'weights_tied_between_layers': Tied}
+    | named(
+        *(gat_with_attributes_and_self_loops, nn_conv_and_a_gru, nodes_and_features_dropped),
+        drawn_rows_of_many_kinds,
+    ),
+)
 
 
 # What a model gives, and keeps between calls
@@ -152,22 +151,23 @@ def outputs_in_a_dataclass(data: Data, ddp: Ddp) -> Results:
 def state_kept_between_calls(data: Data, ddp: Ddp) -> Results:
     """Rows of the last call are mixed in (GAS-like history), a buffer follows class means."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.lin, self.history, self.calls = GCNConv(6, 8), Linear(8, 3), None, 0
-            self.register_buffer('means', torch.zeros(3, 8))
+    @parts(
+        conv=(GCNConv, 6, 8),
+        lin=(Linear, 8, 3),
+        history=lambda: None,
+        calls=lambda: 0,
+        means=lambda: Buffer(torch.zeros(3, 8)),
+    )
+    def net(m: Any, x: Tensor, edge_index: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = m.conv(x, edge_index).tanh()
+        m.calls += 1
+        h = h if m.history is None else 0.8 * h + 0.2 * m.history
+        m.history = h.detach()
+        for c in range(3):
+            m.means[c] = 0.5 * m.means[c] + 0.5 * h[y == c].detach().mean(dim=0)
+        return m.lin(h), (h - m.means[y]).pow(2).sum(-1).mean()
 
-        def forward(self, x: Tensor, edge_index: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            h = self.conv(x, edge_index).tanh()
-            self.calls += 1
-            h = h if self.history is None else 0.8 * h + 0.2 * self.history
-            self.history = h.detach()
-            for c in range(3):
-                self.means[c] = 0.5 * self.means[c] + 0.5 * h[y == c].detach().mean(dim=0)
-            return self.lin(h), (h - self.means[y]).pow(2).sum(-1).mean()
-
-    model = model_of(ddp, Model)
+    model = model_of(ddp, net)
 
     def loss_of() -> Tensor:
         out, pull = model(data.x, data.edge_index, data.y)
@@ -199,22 +199,13 @@ def hidden_state_between_steps(data: Data, ddp: Ddp) -> Results:
     return {'losses': losses, 'h': h, 'weights': weights(model)}
 
 
-def _trained(data: Data, ddp: Ddp, virtual_node: bool) -> Results:
+def gpse_of(data: Data, ddp: Ddp, virtual_node: bool) -> Results:
     torch.manual_seed(0)
-    model = GPSE(
-        6,
-        dim_out=4,
-        dim_inner=8,
-        layers_pre_mp=1,
-        layers_mp=2,
-        layers_post_mp=2,
-        virtual_node=virtual_node,
-        num_node_targets=3,
-        num_graph_targets=2,
-        multi_head_dim_inner=4,
-        dropout=0.0,
-    )
-    model = ddp(model.double())
+    layers = {'layers_pre_mp': 1, 'layers_mp': 2, 'layers_post_mp': 2}
+    widths = {'dim_out': 4, 'dim_inner': 8, 'multi_head_dim_inner': 4}
+    targets = {'num_node_targets': 3, 'num_graph_targets': 2}
+    options = layers | widths | targets
+    model = ddp(GPSE(6, virtual_node=virtual_node, dropout=0.0, **options).double())
 
     def loss() -> torch.Tensor:
         batch = data.clone()
@@ -226,12 +217,7 @@ def _trained(data: Data, ddp: Ddp, virtual_node: bool) -> Results:
     return fitted(loss, model, 0.05)
 
 
-def gpse(data: Data, ddp: Ddp) -> Results:
-    return _trained(data, ddp, virtual_node=False)
-
-
-def gpse_with_a_virtual_node(data: Data, ddp: Ddp) -> Results:
-    return _trained(data, ddp, virtual_node=True)
+PROGRAMS |= programs(gpse_of, {'gpse': False, 'gpse_with_a_virtual_node': True})
 
 
 def weisfeiler_lehman(data: Data, ddp: Ddp) -> Results:
@@ -255,21 +241,15 @@ def a_generator_in_forward(data: Data, ddp: Ddp) -> Results:
     return trained(data, ddp, Noisy) | {'state': generator.get_state()}
 
 
-def of_complex_numbers(data: Data, ddp: Ddp, conv: Module) -> Results:
-    model, x = ddp(conv), torch.complex(data.x, data.x.flip(1)).requires_grad_()
+def complex_conv(data: Data, ddp: Ddp) -> Results:
+    model = ddp(GCNConv(6, 4).to(torch.cdouble))
+    x = torch.complex(data.x, data.x.flip(1)).requires_grad_()
     free = torch.randn(4, dtype=torch.cdouble, requires_grad=True)
     out = model(x, data.edge_index) * free
     (out.abs().square().mean() + (out.mean(0) * out[3]).sum().abs()).backward()
     grads = {name: p.grad for name, p in inner(model).named_parameters()}
-    parts = {name: torch.view_as_real(grad) for name, grad in grads.items()}
-    return parts | {name: torch.view_as_real(t.grad.resolve_conj()) for name, t in [('f', free)]}
-
-
-PROGRAMS |= {
-    'complex_conv': lambda data, ddp: of_complex_numbers(
-        data, ddp, GCNConv(6, 4).to(torch.cdouble)
-    ),
-}
+    found = grads | {'f': free.grad.resolve_conj()}
+    return {name: torch.view_as_real(grad) for name, grad in found.items()}
 
 
 def compiled(data: Data, ddp: Ddp) -> Results:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, mlp, parts
+from shared import Ddp, Results, mlp, named, parts, programs
 from three_steps import fitted, model_of, supervised, trained
 from torch import Tensor
-from torch.nn import BatchNorm1d, Linear, Module, Parameter, Sequential
+from torch.nn import BatchNorm1d, Buffer, Linear, Module, Parameter, Sequential
 from torch_geometric.data import Data
 from torch_geometric.nn import (
     AttentionalAggregation,
@@ -29,17 +29,6 @@ from torch_geometric.utils import softmax as segment_softmax
 Between = Callable[[Tensor], Tensor]
 
 
-class Two(Module):
-    """Two convs, and a function of all hidden rows between them."""
-
-    def __init__(self, between: Between) -> None:
-        super().__init__()
-        self.conv1, self.conv2, self.between = GCNConv(6, 8), GCNConv(8, 3), between
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv2(self.between(self.conv1(x, edge_index)), edge_index)
-
-
 def shift_by_least(x: Tensor) -> Tensor:
     low, high = x.min(dim=0, keepdim=True)[0], x.max(dim=0, keepdim=True)[0]
     return (x - low) / (high - low + 1e-6)
@@ -52,14 +41,14 @@ def decorrelated(x: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(torch.linalg.cholesky(cov), x.t(), upper=False).t()
 
 
-def other_dimensions(x: Tensor) -> Tensor:
+def mean_of_other_dimensions(x: Tensor) -> Tensor:
     """All numbers at once, by dims and by names of a reduction."""
     x = (x - x.mean()) / x.std()
     x = x / x.view(x.size(0), 2, 4).abs().sum(dim=(0, 2)).repeat_interleave(4)
     return 50 * x * torch.logsumexp(x, dim=0).sigmoid()
 
 
-def moments(h: Tensor) -> Tensor:
+def deep_graph_sets(h: Tensor) -> Tensor:
     """Mean, variance, third, logsumexp, product of gates."""
     third = (h - h.mean(0)).pow(3).mean(0)
     gates = torch.prod(1 - 0.01 * h.sigmoid(), dim=0)
@@ -74,49 +63,25 @@ def chosen_nodes(h: Tensor) -> Tensor:
     return h + h[h[:, 0].argmax()] - h[h.norm(dim=1).argmin()] + top + h[order].mean(0)
 
 
-BETWEEN: dict[str, Between] = {
-    'shift_by_least': shift_by_least,
-    'decorrelated': decorrelated,
-    'quantile_gate': lambda x: x * (x > x.detach().quantile(0.4, dim=0)),
-    'mean_of_other_dimensions': other_dimensions,
-    'deep_graph_sets': moments,
-    'chosen_nodes': chosen_nodes,
-}
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, between=between: trained(data, ddp, lambda: Two(between))
-    for name, between in BETWEEN.items()
-}
+def quantile_gate(x: Tensor) -> Tensor:
+    return x * (x > x.detach().quantile(0.4, dim=0))
 
 
-class Learned(Module):
-    """Something learned between two convs."""
-
-    def __init__(self, make: type[Module]) -> None:
-        super().__init__()
-        self.conv1, self.conv2, self.between = GCNConv(6, 8), GCNConv(8, 3), make()
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv2(self.between(self.conv1(x, edge_index)), edge_index)
-
-
-class BatchNormByHand(Module):
+@parts(
+    running_mean=lambda: Buffer(torch.zeros(8)),
+    running_var=lambda: Buffer(torch.ones(8)),
+    scale=lambda: Parameter(torch.ones(8)),
+)
+def batch_norm_by_hand(m: Any, x: Tensor) -> Tensor:
     """With running statistics in buffers that the model writes itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer('running_mean', torch.zeros(8))
-        self.register_buffer('running_var', torch.ones(8))
-        self.scale = Parameter(torch.ones(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            mean, var = x.mean(0), x.var(0, unbiased=False)
-            with torch.no_grad():
-                self.running_mean.mul_(0.9).add_(0.1 * mean)
-                self.running_var.mul_(0.9).add_(0.1 * x.var(0))
-        else:
-            mean, var = self.running_mean, self.running_var
-        return ((x - mean) / (var + 1e-5).sqrt() * self.scale).relu()
+    if m.training:
+        mean, var = x.mean(0), x.var(0, unbiased=False)
+        with torch.no_grad():
+            m.running_mean.mul_(0.9).add_(0.1 * mean)
+            m.running_var.mul_(0.9).add_(0.1 * x.var(0))
+    else:
+        mean, var = m.running_mean, m.running_var
+    return ((x - mean) / (var + 1e-5).sqrt() * m.scale).relu()
 
 
 @parts(gate=(mlp, 8, 4, 8), emb=(torch.nn.Embedding, 1, 8), score=(Linear, 8, 1))
@@ -159,15 +124,35 @@ def other_kernels(m: Any, x: Tensor) -> Tensor:
     return x + m.lstm(halves)[0][-1].repeat(1, 2)
 
 
-PROGRAMS |= {
-    name: lambda data, ddp, make=make: trained(data, ddp, lambda: Learned(make))
-    for name, make in {
-        'batch_norm_by_hand': BatchNormByHand,
-        'squeeze_and_excite': squeeze_and_excite,
-        'soft_clusters': soft_clusters,
-        'other_kernels': other_kernels,
-    }.items()
-}
+class Two(Module):
+    """Two convs, and something between them that gets all hidden rows."""
+
+    def __init__(self, make: Callable[[], Between]) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.between = GCNConv(6, 8), GCNConv(8, 3), make()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv2(self.between(self.conv1(x, edge_index)), edge_index)
+
+
+def with_function(data: Data, ddp: Ddp, between: Between) -> Results:
+    return trained(data, ddp, lambda: Two(lambda: between))
+
+
+def with_module(data: Data, ddp: Ddp, make: Callable[[], Module]) -> Results:
+    return trained(data, ddp, lambda: Two(make))
+
+
+PROGRAMS = programs(
+    with_function,
+    named(
+        *(shift_by_least, decorrelated, quantile_gate, mean_of_other_dimensions),
+        *(deep_graph_sets, chosen_nodes),
+    ),
+) | programs(
+    with_module,
+    named(batch_norm_by_hand, squeeze_and_excite, soft_clusters, other_kernels),
+)
 
 
 # A vector of the graph, or one of each of several graphs
@@ -184,23 +169,23 @@ class Pooled(Module):
         return self.lin(self.pool(self.conv(x, edge_index).tanh(), *batch))
 
 
-def of_segments(h: Tensor, batch: Tensor) -> Tensor:
+def softmax_of_segments(h: Tensor, batch: Tensor) -> Tensor:
     alpha = segment_softmax(h[:, :1], batch, num_nodes=3)
     return torch.zeros(3, 8, dtype=h.dtype).index_add(0, batch, alpha * h)
 
 
-def of_a_dense_batch(h: Tensor) -> Tensor:
+def dense_batch(h: Tensor) -> Tensor:
     h, mask = to_dense_batch(h)
     return (h * mask.unsqueeze(-1)).sum(dim=1) / mask.sum()
 
 
 @parts(soft=partial(SoftmaxAggregation, learn=True), std=StdAggregation)
-def aggregations(m: Any, h: Tensor, batch: Tensor) -> Tensor:
+def aggregations_by_class(m: Any, h: Tensor, batch: Tensor) -> Tensor:
     return torch.cat([m.soft(h, batch), m.std(h, batch)], dim=1)
 
 
 @parts(many=lambda: MultiAggregation(['mean', 'max', 'std', SumAggregation()]))
-def of_columns(m: Any, h: Tensor) -> Tensor:
+def several_aggregations(m: Any, h: Tensor) -> Tensor:
     return m.many(h, dim=0)
 
 
@@ -209,50 +194,41 @@ POOLS: dict[str, tuple[Callable[[], Callable[..., Tensor]], int, str]] = {
     'pooled_back_to_nodes': (lambda: lambda h, b: h - global_mean_pool(h, b)[b], 8, 'classes'),
     'attentional_aggregation': (lambda: AttentionalAggregation(mlp(8, 4, 1)), 8, ''),
     'set_to_set': (lambda: Set2Set(8, processing_steps=2), 16, 'zeros'),
-    'several_aggregations': (of_columns, 32, ''),
-    'aggregations_by_class': (aggregations, 16, 'classes'),
-    'softmax_of_segments': (lambda: of_segments, 8, 'classes'),
-    'dense_batch': (lambda: of_a_dense_batch, 8, ''),
+    'several_aggregations': (several_aggregations, 32, ''),
+    'aggregations_by_class': (aggregations_by_class, 16, 'classes'),
+    'softmax_of_segments': (lambda: softmax_of_segments, 8, 'classes'),
+    'dense_batch': (lambda: dense_batch, 8, ''),
 }
+"""What makes a pool, the width that it gives, and the batch that it gets."""
 
 
 def of_pool(data: Data, ddp: Ddp, make: Callable[[], Module], batch: str = '') -> Results:
-    batches = {
-        'zeros': torch.zeros(data.num_nodes, dtype=torch.long),
-        'classes': data.y,
-        'ids': torch.arange(data.num_nodes) % 4,
-    }
-    more = [batches[batch]] if batch else []
-
-    def loss(out: Tensor) -> Tensor:
-        return (out - 1).pow(2).mean()
-
-    return trained(data, ddp, make, *more, loss=loss, lr=0.02)
+    batches = {'': [], 'zeros': [torch.zeros_like(data.y)], 'classes': [data.y]}
+    more = batches[batch]
+    return trained(data, ddp, make, *more, loss=lambda out: (out - 1).pow(2).mean(), lr=0.02)
 
 
-PROGRAMS |= {
-    name: lambda data, ddp, given=given: of_pool(
-        data, ddp, lambda: Pooled(given[0](), given[1]), given[2]
-    )
-    for name, given in POOLS.items()
-}
+def pooled(data: Data, ddp: Ddp, given: tuple[Callable[[], Any], int, str]) -> Results:
+    return of_pool(data, ddp, lambda: Pooled(given[0](), given[1]), given[2])
 
 
-class PooledTwice(Module):
+PROGRAMS |= programs(pooled, POOLS)
+
+
+@parts(
+    pool=partial(SAGPooling, 8, ratio=0.6, GNN=GCNConv),
+    conv=(GCNConv, 6, 8),
+    conv2=(GCNConv, 8, 8),
+    lin=(Linear, 8, 3),
+)
+def pooled_twice(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """A graph of some of the nodes, and a conv on it."""
-
-    def __init__(self, pool: Module) -> None:
-        super().__init__()
-        self.conv, self.pool, self.conv2 = GCNConv(6, 8), pool, GCNConv(8, 8)
-        self.lin = Linear(8, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        h, edge_index, _, batch, *_ = self.pool(self.conv(x, edge_index).tanh(), edge_index)
-        return self.lin(global_mean_pool(self.conv2(h, edge_index), batch))
+    h, edge_index, _, batch, *_ = m.pool(m.conv(x, edge_index).tanh(), edge_index)
+    return m.lin(global_mean_pool(m.conv2(h, edge_index), batch))
 
 
 def sag_pooling(data: Data, ddp: Ddp) -> Results:
-    return of_pool(data, ddp, lambda: PooledTwice(SAGPooling(8, ratio=0.6, GNN=GCNConv)))
+    return of_pool(data, ddp, pooled_twice)
 
 
 def degree_scalers(data: Data, ddp: Ddp) -> Results:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, mlp, parts
+from shared import Ddp, Results, mlp, named, parts, programs
 from three_steps import descend, fitted, model_of, supervised, trained, weights
 from torch import Tensor
-from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, Parameter
+from torch.nn import BatchNorm1d, LayerNorm, Linear, ModuleList, Parameter
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, MessagePassing
 from torch_geometric.nn.inits import glorot
@@ -244,28 +244,17 @@ class LargestOfBags(Conv):
         return x_j / x_j.amax(dim=0)
 
 
-CONVS: list[type[Module]] = [
-    Tutorial,
-    TutorialTurned,
-    Centred,
-    NormedUpdater,
-    BothIndices,
-    ReadsTables,
-    ReadsEdges,
-    OwnAggregate,
-    AggregateOfAll,
-    GivesADict,
-    RunningDegrees,
-    Outer,
-    Crystal,
-    LargestOfBags,
-]
+def of_conv(data: Data, ddp: Ddp, make: type[Conv]) -> Results:
+    return trained(data, ddp, make, data.edge_attr, lr=0.02)
 
 
-PROGRAMS: dict[str, Program] = {
-    make.__name__: lambda data, ddp, make=make: trained(data, ddp, make, data.edge_attr, lr=0.02)
-    for make in CONVS
-}
+PROGRAMS = programs(
+    of_conv,
+    named(
+        *(Tutorial, TutorialTurned, Centred, NormedUpdater, BothIndices, ReadsTables, ReadsEdges),
+        *(OwnAggregate, AggregateOfAll, GivesADict, RunningDegrees, Outer, Crystal, LargestOfBags),
+    ),
+)
 
 
 def edge_attention_kept_on_self(data: Data, ddp: Ddp) -> Results:
