@@ -9,12 +9,6 @@ import torch
 from conv_calls import ATTR, TYPE, WEIGHT
 from conv_case import X_AND_EDGES, Case, Inputs, case, takes
 
-_HOOKS = [
-    f'{what}_forward_{kind}'
-    for what in ('message', 'aggregate', 'propagate')
-    for kind in ('pre_hook', 'hook')
-]
-
 
 def _ids(module: torch.nn.Module, d: Inputs) -> Any:
     return module(d.node, d.edge_index)
@@ -74,8 +68,8 @@ CASES = [
     _case('float64 messages of float32', own.Widens),
     _case('degree of the destination', own.DividesByDegree),
     _case('reads edge_index in message', lambda: own.ReadsSourceIds(node_dim=0), takes('node')),
-    *(_case(hook, lambda hook=hook: own.Hooked(hook)) for hook in _HOOKS),
-    _case('all hooks', lambda: own.Hooked(*_HOOKS)),
+    *(_case(hook, lambda hook=hook: own.Hooked(hook)) for hook in own.HOOKS),
+    _case('all hooks', lambda: own.Hooked(*own.HOOKS)),
 ]
 
 
