@@ -19,15 +19,12 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATv2Conv, GCNConv, GINConv
 
 
-def attentive() -> Module:
-    @parts(
-        conv1=lambda: GINConv(Sequential(Linear(6, 8, bias=False), BatchNorm1d(8))),
-        conv2=(GATv2Conv, 8, 3),
-    )
-    def net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
-        return m.conv2(m.conv1(x, edge_index).relu(), edge_index)
-
-    return net()
+@parts(
+    conv1=lambda: GINConv(Sequential(Linear(6, 8, bias=False), BatchNorm1d(8))),
+    conv2=(GATv2Conv, 8, 3),
+)
+def attentive(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    return m.conv2(m.conv1(x, edge_index).relu(), edge_index)
 
 
 def loss_of(model: Module, data: Data) -> Tensor:
@@ -53,14 +50,10 @@ def lbfgs(data: Data, ddp: Ddp) -> Results:
         return [[float(optimizer.step(closure)) for _ in range(2)], weights(model)]
 
     model, rows = model_of(ddp), model_of(ddp, lambda: Linear(6, 3))
+    searches = {'max_iter': 3, 'line_search_fn': 'strong_wolfe'}
     return {
         'graph': fitted(model, lambda: loss_of(model, data), lr=0.1, max_iter=4),
-        'rows': fitted(
-            rows,
-            lambda: supervised(rows(data.x), data),
-            max_iter=3,
-            line_search_fn='strong_wolfe',
-        ),
+        'rows': fitted(rows, lambda: supervised(rows(data.x), data), **searches),
     }
 
 
