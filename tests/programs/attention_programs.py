@@ -10,16 +10,7 @@ import torch
 import torch.nn.functional as F
 from shared import Ddp, Results, named, parts, programs
 from three_steps import trained
-from torch import Tensor
-from torch.nn import (
-    BatchNorm1d,
-    LayerNorm,
-    Linear,
-    Module,
-    ModuleList,
-    MultiheadAttention,
-    Parameter,
-)
+from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GPSConv, Polynormer, SGFormer
 from torch_geometric.nn.attention import (
@@ -31,7 +22,7 @@ from torch_geometric.nn.attention import (
 from torch_geometric.utils import to_dense_batch
 
 
-def fit(data: Data, ddp: Ddp, make: Callable[[], Module]) -> Results:
+def fit(data: Data, ddp: Ddp, make: Callable[[], nn.Module]) -> Results:
     torch.set_default_dtype(torch.float64)  # PyG's SGFormerAttention makes ones of the default
     try:
         return trained(data, ddp, make, inputs=(data,), lr=0.02)
@@ -39,10 +30,10 @@ def fit(data: Data, ddp: Ddp, make: Callable[[], Module]) -> Results:
         torch.set_default_dtype(torch.float32)
 
 
-class OnData(Module):
+class OnData(nn.Module):
     """A model of PyG with all nodes as one graph, or with those of a class as one."""
 
-    def __init__(self, model: Module, several: bool = False) -> None:
+    def __init__(self, model: nn.Module, several: bool = False) -> None:
         super().__init__()
         self.model, self.several = model, several
 
@@ -51,20 +42,20 @@ class OnData(Module):
         return self.model(data.x, data.edge_index, batch)
 
 
-def sgformer(**options: object) -> Module:
+def sgformer(**options: object) -> nn.Module:
     return SGFormer(6, 8, 3, trans_dropout=0.0, gnn_dropout=0.0, **options)
 
 
-class GPS(Module):
+class GPS(nn.Module):
     """Two GPS layers."""
 
     def __init__(self, attn_type: str, norm: str = 'batch_norm', batch: bool = False) -> None:
         super().__init__()
-        self.lin, self.batch = Linear(6, 8), batch
-        self.convs = ModuleList(
+        self.lin, self.batch = nn.Linear(6, 8), batch
+        self.convs = nn.ModuleList(
             GPSConv(8, GCNConv(8, 8), heads=2, attn_type=attn_type, norm=norm) for _ in range(2)
         )
-        self.out = Linear(8, 3)
+        self.out = nn.Linear(8, 3)
 
     def forward(self, data: Data) -> Tensor:
         x = self.lin(data.x)
@@ -73,28 +64,28 @@ class GPS(Module):
         return self.out(x)
 
 
-class Dense(Module):
+class Dense(nn.Module):
     """An attention of PyG by itself, on a batch of one graph."""
 
-    def __init__(self, attention: Module) -> None:
+    def __init__(self, attention: nn.Module) -> None:
         super().__init__()
-        self.lin, self.attention, self.out = Linear(6, 8), attention, Linear(8, 3)
+        self.lin, self.attention, self.out = nn.Linear(6, 8), attention, nn.Linear(8, 3)
 
     def forward(self, data: Data) -> Tensor:
         h, mask = to_dense_batch(self.lin(data.x))
         return self.out(self.attention(h, mask)[mask])
 
 
-class Layered(Module):
+class Layered(nn.Module):
     """Layers of attention over all nodes and of GCN in turn."""
 
-    def __init__(self, make: Callable[[], Module]) -> None:
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.lin = Linear(6, 8)
-        self.attentions = ModuleList(make() for _ in range(2))
-        self.convs = ModuleList(GCNConv(8, 8) for _ in range(2))
-        self.norms = ModuleList([BatchNorm1d(8), LayerNorm(8)])
-        self.out = Linear(8, 3)
+        self.lin = nn.Linear(6, 8)
+        self.attentions = nn.ModuleList(make() for _ in range(2))
+        self.convs = nn.ModuleList(GCNConv(8, 8) for _ in range(2))
+        self.norms = nn.ModuleList([nn.BatchNorm1d(8), nn.LayerNorm(8)])
+        self.out = nn.Linear(8, 3)
 
     def forward(self, data: Data) -> Tensor:
         x = self.lin(data.x)
@@ -103,11 +94,11 @@ class Layered(Module):
         return self.out(x)
 
 
-def fit_layers(data: Data, ddp: Ddp, make: Callable[[], Module]) -> Results:
+def fit_layers(data: Data, ddp: Ddp, make: Callable[[], nn.Module]) -> Results:
     return fit(data, ddp, lambda: Layered(make))
 
 
-QKV = {name: (Linear, 8, 8) for name in 'qkv'}
+QKV = {name: (nn.Linear, 8, 8) for name in 'qkv'}
 """Parts that make queries, keys and values."""
 
 
@@ -150,7 +141,9 @@ def softmax_attention_without_heads(m: Any, x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(m.q(x), m.k(x), m.v(x), scale=0.3)
 
 
-@parts(rows=(MultiheadAttention, 8, 2), batch=partial(MultiheadAttention, 8, 2, batch_first=True))
+@parts(
+    rows=(nn.MultiheadAttention, 8, 2), batch=partial(nn.MultiheadAttention, 8, 2, batch_first=True)
+)
 def multihead_attention(m: Any, x: Tensor) -> Tensor:
     """Of rows and of a batch of one."""
     h = x + m.rows(x, x, x, need_weights=False)[0]
@@ -158,7 +151,7 @@ def multihead_attention(m: Any, x: Tensor) -> Tensor:
     return m.batch(h, h, h, need_weights=False)[0].squeeze(0)
 
 
-@parts(tokens=lambda: Parameter(torch.randn(4, 8)), k=(Linear, 8, 8), v=(Linear, 8, 8))
+@parts(tokens=lambda: nn.Parameter(torch.randn(4, 8)), k=(nn.Linear, 8, 8), v=(nn.Linear, 8, 8))
 def tokens_read_all_nodes(m: Any, x: Tensor) -> Tensor:
     """A few learned queries attend to all nodes, and nodes to them (as in Exphormer, ISAB)."""
     read = F.scaled_dot_product_attention(m.tokens, m.k(x), m.v(x))
@@ -170,7 +163,7 @@ def qformer_on_one_sequence(m: Any, data: Data) -> Tensor:
     return m.former(data.x.unsqueeze(0)).squeeze(0)
 
 
-MODELS: dict[str, Callable[[], Module]] = {
+MODELS: dict[str, Callable[[], nn.Module]] = {
     'sgformer': lambda: OnData(sgformer(trans_num_layers=2)),
     'sgformer_of_two_heads': lambda: OnData(sgformer(trans_num_heads=2, aggregate='cat')),
     'sgformer_on_several_graphs': lambda: OnData(sgformer(trans_num_layers=2), several=True),

@@ -11,16 +11,8 @@ from shared import Ddp, Results, mlp, named, parts, programs
 from three_steps import descend, model_of, supervised, trained
 from torch import Tensor
 from torch.nn import Linear, Module
+from torch_geometric import utils as U
 from torch_geometric.data import Data
-from torch_geometric.utils import (
-    add_remaining_self_loops,
-    degree,
-    scatter,
-    softmax,
-    spmm,
-    to_edge_index,
-    to_torch_coo_tensor,
-)
 
 Sum = Callable[[Tensor, Tensor, Data], Tensor]
 
@@ -39,11 +31,11 @@ def scatter_of_pyg(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     """Of PyG, into destinations and into sources."""
     src, dst = edge_index
     into = [
-        scatter(x[src], dst, dim=0, dim_size=x.size(0), reduce=reduce)
+        U.scatter(x[src], dst, dim=0, dim_size=x.size(0), reduce=reduce)
         for reduce in ('sum', 'mean', 'max', 'min')
     ]
     out_of = [
-        scatter(x[dst], src, dim=0, dim_size=x.size(0), reduce=reduce)
+        U.scatter(x[dst], src, dim=0, dim_size=x.size(0), reduce=reduce)
         for reduce in ('sum', 'min', 'max')
     ]
     return sum([*into, *out_of])
@@ -58,8 +50,8 @@ def max_pool_of_neighbours(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
 def attention_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     src, dst = edge_index
     logits = F.leaky_relu((x[src] + x[dst]).sum(-1, keepdim=True), 0.2)
-    alpha = softmax(logits, dst, num_nodes=x.size(0))
-    return scatter(alpha * x[src], dst, dim=0, dim_size=x.size(0), reduce='sum')
+    alpha = U.softmax(logits, dst, num_nodes=x.size(0))
+    return U.scatter(alpha * x[src], dst, dim=0, dim_size=x.size(0), reduce='sum')
 
 
 def softmax_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
@@ -74,7 +66,7 @@ def softmax_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
 
 def appnp_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     row, col = edge_index
-    deg = degree(col, x.size(0), x.dtype).clamp(min=1)
+    deg = U.degree(col, x.size(0), x.dtype).clamp(min=1)
     weight = (deg[row] * deg[col]).rsqrt().view(-1, 1)
     h = z = x.tanh()
     for _ in range(4):
@@ -90,8 +82,8 @@ def sparse_csr_spmm(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     assert int(col.max()) < data.num_nodes
     norm = torch.sparse_coo_tensor(coo.indices(), coo.values() / (1 + row % 3), size)
     adj = norm.to_sparse_csr()
-    assert to_edge_index(adj)[0].size(1) == norm.values().numel() if norm.is_coalesced() else True
-    return spmm(adj, x, reduce='sum') + adj @ x
+    assert U.to_edge_index(adj)[0].size(1) == norm.values().numel() if norm.is_coalesced() else True
+    return U.spmm(adj, x, reduce='sum') + adj @ x
 
 
 def dense_adjacency(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
@@ -115,7 +107,7 @@ def hops_from_a_node(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     row, col = edge_index
     hops = torch.where(data.train_mask & (data.y == 2), 0, data.num_nodes)
     for _ in range(6):
-        hops = torch.minimum(hops, scatter(hops[row] + 1, col, 0, data.num_nodes, 'min'))
+        hops = torch.minimum(hops, U.scatter(hops[row] + 1, col, 0, data.num_nodes, 'min'))
     return x * (hops < data.num_nodes).view(-1, 1)
 
 
@@ -148,14 +140,14 @@ PROGRAMS = programs(
 def label_propagation_by_hand(data: Data, ddp: Ddp) -> Results:
     """By scatter, and by a sparse matrix."""
     row, col = data.edge_index
-    deg = degree(col, data.num_nodes).double()
+    deg = U.degree(col, data.num_nodes).double()
     norm = deg.pow(-0.5).masked_fill(deg == 0, 0)
     hot = F.one_hot(data.y, 3).double() * data.train_mask.unsqueeze(1)
     size, ones = (data.num_nodes, data.num_nodes), torch.ones(data.num_edges, dtype=torch.double)
     adj = torch.sparse_coo_tensor(data.edge_index.flip(0), ones, size)
     out, other = hot.clone(), hot
     for _ in range(4):
-        spread = scatter((norm[row] * norm[col]).unsqueeze(1) * out[row], col, 0, data.num_nodes)
+        spread = U.scatter((norm[row] * norm[col]).unsqueeze(1) * out[row], col, 0, data.num_nodes)
         out = (0.8 * spread + 0.2 * hot).clamp(0, 1)
         other = 0.9 * torch.sparse.mm(adj, other) / 8 + 0.1 * hot
     acc = (out.argmax(-1) == data.y)[data.test_mask].double().mean()
@@ -167,7 +159,7 @@ def correct_and_smooth_by_hand(data: Data, ddp: Ddp) -> Results:
     mask = data.train_mask
     losses = descend(lambda: supervised(model(data.x), data), model)
     row, col = data.edge_index
-    weight = 1 / degree(col, data.num_nodes).double().clamp(min=1)[col].unsqueeze(1)
+    weight = 1 / U.degree(col, data.num_nodes).double().clamp(min=1)[col].unsqueeze(1)
     with torch.no_grad():
         soft = model(data.x).softmax(-1)
         error = torch.zeros_like(soft)
@@ -193,10 +185,10 @@ def matrix_as_an_argument(data: Data, ddp: Ddp) -> Results:
             z = 0.8 * (adj @ z) + 0.2 * h
         return z
 
-    edge_index, weight = add_remaining_self_loops(
+    edge_index, weight = U.add_remaining_self_loops(
         data.edge_index, data.edge_weight, fill_value=1.0, num_nodes=data.num_nodes
     )
-    deg = scatter(weight, edge_index[1], 0, data.num_nodes, reduce='sum')
+    deg = U.scatter(weight, edge_index[1], 0, data.num_nodes, reduce='sum')
     weight = deg[edge_index[0]].rsqrt() * weight * deg[edge_index[1]].rsqrt()
-    adj = to_torch_coo_tensor(edge_index, weight, size=data.num_nodes).t()
+    adj = U.to_torch_coo_tensor(edge_index, weight, size=data.num_nodes).t()
     return trained(data, ddp, net, inputs=(data.x, adj))

@@ -253,7 +253,7 @@ def complex_conv(data: Data, ddp: Ddp) -> Results:
 
 
 def compiled(data: Data, ddp: Ddp) -> Results:
-    """TurnHooks the parallel model, and inside of it."""
+    """Around the parallel model, and inside of it."""
     first = torch.compile(model_of(ddp), backend='eager')
     losses = descend(lambda: supervised(first(data.x, data.edge_index), data), first)
     torch.manual_seed(0)

@@ -12,16 +12,8 @@ from shared import Ddp, Results, mlp, named, parts, programs
 from three_steps import fitted, model_of, supervised, trained
 from torch import Tensor
 from torch.nn import BatchNorm1d, Buffer, Linear, Module, Parameter, Sequential
+from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    AttentionalAggregation,
-    GCNConv,
-    MultiAggregation,
-    SAGPooling,
-    Set2Set,
-    SumAggregation,
-    global_mean_pool,
-)
 from torch_geometric.nn.aggr import SoftmaxAggregation, StdAggregation
 from torch_geometric.utils import degree, to_dense_batch
 from torch_geometric.utils import softmax as segment_softmax
@@ -129,7 +121,7 @@ class Two(Module):
 
     def __init__(self, make: Callable[[], Between]) -> None:
         super().__init__()
-        self.conv1, self.conv2, self.between = GCNConv(6, 8), GCNConv(8, 3), make()
+        self.conv1, self.conv2, self.between = pyg.GCNConv(6, 8), pyg.GCNConv(8, 3), make()
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.conv2(self.between(self.conv1(x, edge_index)), edge_index)
@@ -163,7 +155,7 @@ class Pooled(Module):
 
     def __init__(self, pool: Callable[..., Tensor], num: int = 8) -> None:
         super().__init__()
-        self.conv, self.pool, self.lin = GCNConv(6, 8), pool, Linear(num, 3)
+        self.conv, self.pool, self.lin = pyg.GCNConv(6, 8), pool, Linear(num, 3)
 
     def forward(self, x: Tensor, edge_index: Tensor, *batch: Tensor) -> Tensor:
         return self.lin(self.pool(self.conv(x, edge_index).tanh(), *batch))
@@ -184,16 +176,16 @@ def aggregations_by_class(m: Any, h: Tensor, batch: Tensor) -> Tensor:
     return torch.cat([m.soft(h, batch), m.std(h, batch)], dim=1)
 
 
-@parts(many=lambda: MultiAggregation(['mean', 'max', 'std', SumAggregation()]))
+@parts(many=lambda: pyg.MultiAggregation(['mean', 'max', 'std', pyg.SumAggregation()]))
 def several_aggregations(m: Any, h: Tensor) -> Tensor:
     return m.many(h, dim=0)
 
 
 POOLS: dict[str, tuple[Callable[[], Callable[..., Tensor]], int, str]] = {
-    'mean_pool_without_batch': (lambda: lambda h: global_mean_pool(h, None), 8, ''),
-    'pooled_back_to_nodes': (lambda: lambda h, b: h - global_mean_pool(h, b)[b], 8, 'classes'),
-    'attentional_aggregation': (lambda: AttentionalAggregation(mlp(8, 4, 1)), 8, ''),
-    'set_to_set': (lambda: Set2Set(8, processing_steps=2), 16, 'zeros'),
+    'mean_pool_without_batch': (lambda: lambda h: pyg.global_mean_pool(h, None), 8, ''),
+    'pooled_back_to_nodes': (lambda: lambda h, b: h - pyg.global_mean_pool(h, b)[b], 8, 'classes'),
+    'attentional_aggregation': (lambda: pyg.AttentionalAggregation(mlp(8, 4, 1)), 8, ''),
+    'set_to_set': (lambda: pyg.Set2Set(8, processing_steps=2), 16, 'zeros'),
     'several_aggregations': (several_aggregations, 32, ''),
     'aggregations_by_class': (aggregations_by_class, 16, 'classes'),
     'softmax_of_segments': (lambda: softmax_of_segments, 8, 'classes'),
@@ -216,15 +208,15 @@ PROGRAMS |= programs(pooled, POOLS)
 
 
 @parts(
-    pool=partial(SAGPooling, 8, ratio=0.6, GNN=GCNConv),
-    conv=(GCNConv, 6, 8),
-    conv2=(GCNConv, 8, 8),
+    pool=partial(pyg.SAGPooling, 8, ratio=0.6, GNN=pyg.GCNConv),
+    conv=(pyg.GCNConv, 6, 8),
+    conv2=(pyg.GCNConv, 8, 8),
     lin=(Linear, 8, 3),
 )
 def pooled_twice(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """A graph of some of the nodes, and a conv on it."""
     h, edge_index, _, batch, *_ = m.pool(m.conv(x, edge_index).tanh(), edge_index)
-    return m.lin(global_mean_pool(m.conv2(h, edge_index), batch))
+    return m.lin(pyg.global_mean_pool(m.conv2(h, edge_index), batch))
 
 
 def sag_pooling(data: Data, ddp: Ddp) -> Results:
@@ -234,7 +226,7 @@ def sag_pooling(data: Data, ddp: Ddp) -> Results:
 def degree_scalers(data: Data, ddp: Ddp) -> Results:
     """PNA by hand: amplified by the logarithm of a degree against its mean over all nodes."""
 
-    @parts(conv=(GCNConv, 6, 8), lin=(Linear, 8, 3))
+    @parts(conv=(pyg.GCNConv, 6, 8), lin=(Linear, 8, 3))
     def net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
         log = (degree(edge_index[1], x.size(0), dtype=x.dtype) + 1).log()
         scale = (log / log.mean()).view(-1, 1)
@@ -246,10 +238,10 @@ def degree_scalers(data: Data, ddp: Ddp) -> Results:
 def pooled_by_columns_and_normed(data: Data, ddp: Ddp) -> Results:
     """A readout goes back to its nodes; the number of graphs is not given."""
 
-    @parts(conv=(GCNConv, 6, 8), bn=(torch.nn.BatchNorm1d, 8), lin=(Linear, 16, 3))
+    @parts(conv=(pyg.GCNConv, 6, 8), bn=(torch.nn.BatchNorm1d, 8), lin=(Linear, 16, 3))
     def net(m: Any, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
         x = m.conv(x, edge_index)
-        pooled = m.bn(global_mean_pool(x, batch))
+        pooled = m.bn(pyg.global_mean_pool(x, batch))
         return m.lin(torch.cat([x, F.relu(pooled)[batch]], dim=-1))
 
     batch = (data.x[:, 0] > 1.5).long() + 2 * (data.x[:, 1] > 1.5).long()
@@ -261,7 +253,7 @@ class Normed(Module):
 
     def __init__(self, norm: Module) -> None:
         super().__init__()
-        self.conv1, self.conv2 = GCNConv(6, 8, bias=False), GCNConv(8, 3)
+        self.conv1, self.conv2 = pyg.GCNConv(6, 8, bias=False), pyg.GCNConv(8, 3)
         self.norm = norm
 
     def forward(self, x: Tensor, edge_index: Tensor, *batch: Tensor) -> Tensor:

@@ -11,18 +11,7 @@ import torch
 import torch.nn.functional as F
 from attention_programs import QKV, fit, fit_layers, heads
 from shared import named, parts, programs
-from torch import Tensor
-from torch.nn import (
-    Buffer,
-    LayerNorm,
-    Linear,
-    Module,
-    MultiheadAttention,
-    Parameter,
-    TransformerDecoderLayer,
-    TransformerEncoder,
-    TransformerEncoderLayer,
-)
+from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter, softmax
@@ -45,7 +34,7 @@ def features(m: Any, x: Tensor, is_query: bool) -> Tensor:
     return (torch.exp(dash - diagonal - top) + 1e-6) / math.sqrt(12)
 
 
-@parts(**QKV, projection=lambda: Buffer(torch.randn(4, 12)))
+@parts(**QKV, projection=lambda: nn.Buffer(torch.randn(4, 12)))
 def nodeformer_kernel(m: Any, x: Tensor) -> Tensor:
     """Positive random features, with a normaliser by einsum."""
     q, k, v = heads(m, x)
@@ -66,7 +55,7 @@ def softmax_over_nodes(m: Any, x: Tensor) -> Tensor:
 
 @parts(**QKV)
 def masked_linear(m: Any, x: Tensor) -> Tensor:
-    """Linear attention to the nodes of a mask, with a batch dimension in front."""
+    """nn.Linear attention to the nodes of a mask, with a batch dimension in front."""
     q, k, v = (each.unsqueeze(0) for each in heads(m, x))
     q, k = F.relu(q) + 1e-3, F.relu(k) + 1e-3
     mask = (x[:, 0] > x[:, 0].mean()).view(1, -1, 1, 1)
@@ -91,9 +80,9 @@ def linear_by_bmm(m: Any, x: Tensor) -> Tensor:
     return (num / den).permute(1, 0, 2).flatten(1)
 
 
-@parts(lin=(Linear, 6, 8), qkv=(Linear, 8, 24), out=(Linear, 16, 3))
+@parts(lin=(nn.Linear, 6, 8), qkv=(nn.Linear, 8, 24), out=(nn.Linear, 16, 3))
 def linear_of_several_graphs(m: Any, data: Data) -> Tensor:
-    """Linear attention inside of each of several graphs, by scatter and pools."""
+    """nn.Linear attention inside of each of several graphs, by scatter and pools."""
     x, batch = m.lin(data.x), data.y
     q, k, v = m.qkv(x).chunk(3, -1)
     k = softmax(k, batch, num_nodes=3)
@@ -103,7 +92,7 @@ def linear_of_several_graphs(m: Any, data: Data) -> Tensor:
     return m.out(torch.cat([x, pooled[batch]], -1))
 
 
-def sdpa(options: Callable[[Any, Tensor], dict[str, object]]) -> Callable[[], Module]:
+def sdpa(options: Callable[[Any, Tensor], dict[str, object]]) -> Callable[[], nn.Module]:
     """scaled_dot_product_attention with options, which may depend on the module and on x."""
 
     @parts(**QKV)
@@ -114,7 +103,7 @@ def sdpa(options: Callable[[Any, Tensor], dict[str, object]]) -> Callable[[], Mo
     return attend
 
 
-def of_mask(mask: Callable[[Tensor], Tensor]) -> Callable[[], Module]:
+def of_mask(mask: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
     return sdpa(lambda m, x: {'attn_mask': mask(x)})
 
 
@@ -127,7 +116,7 @@ def of_keys(x: Tensor) -> Tensor:
     return (x[:, 1] > -10).logical_and(x[:, 0] > x[:, 0].mean())[None, :]
 
 
-@parts(lin=(Linear, 6, 8), out=(Linear, 8, 3))
+@parts(lin=(nn.Linear, 6, 8), out=(nn.Linear, 8, 3))
 def sdpa_mask_of_edges(m: Any, data: Data) -> Tensor:
     """Attends to neighbours by a dense adjacency."""
     mask = torch.eye(data.num_nodes, dtype=torch.bool)
@@ -143,13 +132,13 @@ def sdpa_grouped(m: Any, x: Tensor) -> Tensor:
     return joined(F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True))
 
 
-@parts(attention=partial(MultiheadAttention, 8, 2, batch_first=True))
+@parts(attention=partial(nn.MultiheadAttention, 8, 2, batch_first=True))
 def multihead_with_weights(m: Any, x: Tensor) -> Tensor:
     """The weights are not used."""
     return m.attention(x[None], x[None], x[None])[0][0]
 
 
-@parts(attention=partial(MultiheadAttention, 8, 2, batch_first=True, kdim=4, vdim=4))
+@parts(attention=partial(nn.MultiheadAttention, 8, 2, batch_first=True, kdim=4, vdim=4))
 def multihead_padded(m: Any, x: Tensor) -> Tensor:
     """Some nodes are no keys."""
     mask = (x[:, 0] < x[:, 0].mean())[None]
@@ -157,17 +146,17 @@ def multihead_padded(m: Any, x: Tensor) -> Tensor:
     return m.attention(x[None], key, key, key_padding_mask=mask, need_weights=False)[0][0]
 
 
-@parts(attention=partial(MultiheadAttention, 8, 2, dropout=0.3))
+@parts(attention=partial(nn.MultiheadAttention, 8, 2, dropout=0.3))
 def multihead_dropout(m: Any, x: Tensor) -> Tensor:
     """Dropout of the weights while it trains."""
     return m.attention(x, x, x, need_weights=False)[0]
 
 
-LAYER = partial(TransformerEncoderLayer, 8, 2, 16, dropout=0.0, batch_first=True)
+LAYER = partial(nn.TransformerEncoderLayer, 8, 2, 16, dropout=0.0, batch_first=True)
 
 
-def stack() -> Module:
-    return TransformerEncoder(LAYER(), 2)
+def stack() -> nn.Module:
+    return nn.TransformerEncoder(LAYER(), 2)
 
 
 @parts(encoder=stack)
@@ -213,8 +202,8 @@ def softmax_by_bmm(m: Any, x: Tensor) -> Tensor:
 
 
 @parts(
-    seed=lambda: Parameter(torch.randn(1, 2, 8)),
-    attention=partial(MultiheadAttention, 8, 2, batch_first=True),
+    seed=lambda: nn.Parameter(torch.randn(1, 2, 8)),
+    attention=partial(nn.MultiheadAttention, 8, 2, batch_first=True),
 )
 def pooled_with_weights(m: Any, x: Tensor) -> Tensor:
     """A seed asks all nodes by multi-head attention with weights, which are over nodes."""
@@ -222,7 +211,7 @@ def pooled_with_weights(m: Any, x: Tensor) -> Tensor:
     return x * weights[0].sum(0).unsqueeze(-1) + out[0].mean(0)
 
 
-@parts(**QKV, norm_k=(LayerNorm, 4), norm_v=(LayerNorm, 4))
+@parts(**QKV, norm_k=(nn.LayerNorm, 4), norm_v=(nn.LayerNorm, 4))
 def galerkin(m: Any, x: Tensor) -> Tensor:
     """Norms of keys and values, divided by the number of nodes."""
     q, k, v = heads(m, x)
@@ -231,7 +220,7 @@ def galerkin(m: Any, x: Tensor) -> Tensor:
     return torch.matmul(q.permute(1, 0, 2), context).permute(1, 0, 2).reshape(-1, 8)
 
 
-@parts(token=lambda: Parameter(torch.randn(1, 8)), attention=(MultiheadAttention, 8, 2))
+@parts(token=lambda: nn.Parameter(torch.randn(1, 8)), attention=(nn.MultiheadAttention, 8, 2))
 def class_token(m: Any, x: Tensor) -> Tensor:
     """A class token that is put before all nodes."""
     h = torch.cat([m.token.to(x.dtype), x])
@@ -250,9 +239,9 @@ def cumulative(m: Any, x: Tensor) -> Tensor:
 
 
 @parts(
-    tokens=lambda: Parameter(torch.randn(5, 8)),
-    read=(MultiheadAttention, 8, 2),
-    write=(MultiheadAttention, 8, 2),
+    tokens=lambda: nn.Parameter(torch.randn(5, 8)),
+    read=(nn.MultiheadAttention, 8, 2),
+    write=(nn.MultiheadAttention, 8, 2),
 )
 def tokens_with_weights(m: Any, x: Tensor) -> Tensor:
     """Nodes ask tokens with weights, tokens ask nodes without."""
@@ -262,8 +251,8 @@ def tokens_with_weights(m: Any, x: Tensor) -> Tensor:
 
 
 DECODER = {
-    'tokens': lambda: Parameter(torch.randn(1, 3, 8)),
-    'decoder': partial(TransformerDecoderLayer, 8, 2, 16, dropout=0.0, batch_first=True),
+    'tokens': lambda: nn.Parameter(torch.randn(1, 3, 8)),
+    'decoder': partial(nn.TransformerDecoderLayer, 8, 2, 16, dropout=0.0, batch_first=True),
 }
 
 
@@ -279,7 +268,7 @@ def decoder_of_nodes(m: Any, x: Tensor) -> Tensor:
     return m.decoder(x[None], m.tokens)[0]
 
 
-@parts(**QKV, rows=lambda: Parameter(torch.randn(91, 6)))
+@parts(**QKV, rows=lambda: nn.Parameter(torch.randn(91, 6)))
 def linformer(m: Any, x: Tensor) -> Tensor:
     """Keys and values are projected to few rows by a weight with a row for each node."""
     q, k, v = heads(m, x)
@@ -300,7 +289,7 @@ def landmarks_of_runs(m: Any, x: Tensor) -> Tensor:
     return (first @ torch.linalg.pinv(near_one) @ (last @ v)).transpose(0, 1).flatten(1)
 
 
-@parts(qkv=(Linear, 8, 24))
+@parts(qkv=(nn.Linear, 8, 24))
 def hydra_and_aft(m: Any, x: Tensor) -> Tensor:
     """As many heads as channels: sums of products; and AFT's softmax of keys."""
     q, k, v = m.qkv(x).split(8, dim=-1)
@@ -334,11 +323,11 @@ def mask_of_pairs_by_gather(m: Any, x: Tensor) -> Tensor:
 
 
 @parts(
-    lin=(Linear, 6, 8),
+    lin=(nn.Linear, 6, 8),
     conv=(GCNConv, 8, 8),
     encoder=LAYER,
-    score=(Linear, 16, 1),
-    out=(Linear, 8, 3),
+    score=(nn.Linear, 16, 1),
+    out=(nn.Linear, 8, 3),
 )
 def sequences_of_hops(m: Any, data: Data) -> Tensor:
     """NAGphormer: a sequence of hops for each node, which is an item of the batch."""
@@ -351,7 +340,7 @@ def sequences_of_hops(m: Any, data: Data) -> Tensor:
     return m.out(h[:, 0] + (weight * h[:, 1:]).sum(1))
 
 
-@parts(**QKV, centres=lambda: Buffer(torch.randn(5, 8)))
+@parts(**QKV, centres=lambda: nn.Buffer(torch.randn(5, 8)))
 def codebook(m: Any, x: Tensor) -> Tensor:
     """Attends to means of clusters with the log of their sizes, and moves them (as in GOAT)."""
     near = torch.cdist(x.detach(), m.centres.to(x.dtype)).argmin(1)
