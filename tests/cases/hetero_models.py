@@ -21,7 +21,7 @@ Tensors = dict[str, Tensor]
 
 
 class Layers(torch.nn.Module):
-    """pyg.HeteroConv layers; `edges` names the edge attributes that every one of them takes."""
+    """HeteroConv layers; `edges` names the edge attributes that every one of them takes."""
 
     def __init__(self, *layers: torch.nn.Module, edges: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Layers(torch.nn.Module):
 
 
 class Homogeneous(torch.nn.Module):
-    """Written for one type of nodes; pyg.to_hetero makes the rest."""
+    """Written for one type of nodes; to_hetero makes the rest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Homogeneous(torch.nn.Module):
 
 
 class OwnToHetero(torch.nn.Module):
-    """A pyg.to_hetero'd model, called with dicts only."""
+    """A to_hetero'd model, called with dicts only."""
 
     def __init__(self, model: torch.nn.Module, aggr: str) -> None:
         super().__init__()

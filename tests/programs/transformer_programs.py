@@ -55,7 +55,7 @@ def softmax_over_nodes(m: Any, x: Tensor) -> Tensor:
 
 @parts(**QKV)
 def masked_linear(m: Any, x: Tensor) -> Tensor:
-    """nn.Linear attention to the nodes of a mask, with a batch dimension in front."""
+    """Linear attention to the nodes of a mask, with a batch dimension in front."""
     q, k, v = (each.unsqueeze(0) for each in heads(m, x))
     q, k = F.relu(q) + 1e-3, F.relu(k) + 1e-3
     mask = (x[:, 0] > x[:, 0].mean()).view(1, -1, 1, 1)
@@ -82,7 +82,7 @@ def linear_by_bmm(m: Any, x: Tensor) -> Tensor:
 
 @parts(lin=(nn.Linear, 6, 8), qkv=(nn.Linear, 8, 24), out=(nn.Linear, 16, 3))
 def linear_of_several_graphs(m: Any, data: Data) -> Tensor:
-    """nn.Linear attention inside of each of several graphs, by scatter and pools."""
+    """Linear attention inside of each of several graphs, by scatter and pools."""
     x, batch = m.lin(data.x), data.y
     q, k, v = m.qkv(x).chunk(3, -1)
     k = softmax(k, batch, num_nodes=3)
