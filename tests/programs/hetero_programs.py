@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,19 +39,6 @@ class Encoded(Module):
         return self.out(out['paper'] if isinstance(out, dict) else out)
 
 
-class Twice(Module):
-    """HeteroConv twice, with a ReLU between; types that get nothing stay."""
-
-    def __init__(self, make: Callable[[], HeteroConv]) -> None:
-        super().__init__()
-        self.convs = ModuleList(make() for _ in range(2))
-
-    def forward(self, x_dict: XDict, edges: EdgeDict) -> XDict:
-        for conv in self.convs:
-            x_dict = x_dict | {name: x.relu() for name, x in conv(x_dict, edges).items()}
-        return x_dict
-
-
 class Normed(Module):
     """Skips, a batch norm of every type, and norms of PyG on all types one after another."""
 
@@ -73,14 +61,13 @@ class Normed(Module):
 
 
 class Gnn(Module):
-    """What to_hetero makes a model of types of; convs without widths get them at first."""
+    """What to_hetero makes a model of types of; layers without widths get them at first."""
 
-    def __init__(self, lazy: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        num = (-1, -1) if lazy else (8, 8)
-        self.lin = torch.nn.LazyLinear(8) if lazy else Linear(8, 8)
-        self.conv1, self.norm = SAGEConv(num, 8, aggr='max'), BatchNorm1d(8)
-        self.conv2 = GATConv(num, 8, add_self_loops=False)
+        self.lin, self.norm = torch.nn.LazyLinear(8), BatchNorm1d(8)
+        self.conv1 = SAGEConv((-1, -1), 8, aggr='max')
+        self.conv2 = GATConv((-1, -1), 8, add_self_loops=False)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.norm(self.conv1(self.lin(x), edge_index)).relu()
@@ -144,7 +131,7 @@ PROGRAMS = programs(encoded, LAYERS)
 
 def to_hetero_of_lazy_layers(data: HeteroData, ddp: Ddp) -> Results:
     torch.manual_seed(0)
-    model = to_hetero(Gnn(lazy=True).double(), data.metadata(), aggr='sum')
+    model = to_hetero(Gnn().double(), data.metadata(), aggr='sum')
     with torch.no_grad():
         model(data.x_dict, data.edge_index_dict)
     return trained(data, ddp, lambda: model, loss=lambda out: out['paper'].pow(2).mean())
@@ -176,12 +163,17 @@ def a_relation_left_out(data: HeteroData, ddp: Ddp) -> Results:
         if key[1] not in ('in', 'rev_writes')
     }
 
-    def make() -> Module:
-        def convs() -> HeteroConv:
-            return HeteroConv({e: pyg.GraphConv((8, 8), 8) for e in edges}, aggr='max')
+    def layer() -> HeteroConv:
+        return HeteroConv({e: pyg.GraphConv((8, 8), 8) for e in edges}, aggr='max')
 
-        return Encoded(data, lambda data: Twice(convs))
+    @parts(convs=lambda: ModuleList(layer() for _ in range(2)))
+    def twice(m: Any, x_dict: XDict, edges: EdgeDict) -> XDict:
+        """With a ReLU between; types that get nothing stay."""
+        for conv in m.convs:
+            x_dict = x_dict | {name: x.relu() for name, x in conv(x_dict, edges).items()}
+        return x_dict
 
+    make = partial(Encoded, data, lambda data: twice())
     return trained(data, ddp, make, inputs=(data.x_dict, edges))
 
 
