@@ -31,20 +31,14 @@ def fixed_weight(module: torch.nn.Module, d: Inputs) -> Any:
     return module(d.x, d.edge_index, edge_weight=d.constant.edge_weight)
 
 
-def with_attention(*names: str) -> Any:
+def with_attention(*names: str, x_0: bool = False) -> Any:
     def call(module: torch.nn.Module, d: Inputs) -> Any:
         kwargs = {name: getattr(d, name) for name in names}
-        out, (edge_index, alpha) = module(
-            d.x, d.edge_index, **kwargs, return_attention_weights=True
-        )
-        return out, Edges(edge_index, alpha)
+        x = (d.x, d.x.sin()) if x_0 else (d.x,)
+        out, edges = module(*x, d.edge_index, **kwargs, return_attention_weights=True)
+        return out, Edges(*edges)
 
     return call
-
-
-def stacked_with_weights(module: torch.nn.Module, d: Inputs) -> Any:
-    x = torch.stack([d.x, d.x.sin(), d.x.cos()], dim=1)
-    return module(x, d.edge_index, d.edge_weight)
 
 
 def twice(module: torch.nn.Module, d: Inputs) -> Any:
@@ -55,22 +49,22 @@ def x_and_x_0(*names: str) -> Any:
     return lambda m, d: m(d.x, d.x.sin(), d.edge_index, **{n: getattr(d, n) for n in names})
 
 
-def stacked(module: torch.nn.Module, d: Inputs) -> Any:
-    return module(torch.stack([d.x, d.x.sin(), d.x.cos()], dim=1), d.edge_index)
+def stacked(*names: str) -> Any:
+    def call(module: torch.nn.Module, d: Inputs) -> Any:
+        x = torch.stack([d.x, d.x.sin(), d.x.cos()], dim=1)
+        return module(x, d.edge_index, *(getattr(d, name) for name in names))
+
+    return call
 
 
-def points(module: torch.nn.Module, d: Inputs) -> Any:
-    return module(d.x, d.pos, d.edge_index)
+def with_rows(*names: str) -> Any:
+    """Values of nodes by their names, None for an empty one, then edges."""
+    return lambda m, d: m(*(getattr(d, name) if name else None for name in names), d.edge_index)
 
 
 def signed(module: torch.nn.Module, d: Inputs) -> Any:
     is_positive = d.edge_type == 0
-    return module(d.x, d.edge_index[:, is_positive], d.edge_index[:, ~is_positive])
-
-
-def two_signed(module: torch.nn.Module, d: Inputs) -> Any:
-    is_positive = d.edge_type == 0
-    x = torch.cat([d.x, d.x.sin()], dim=-1)
+    x = d.x if module.first_aggr else torch.cat([d.x, d.x.sin()], dim=-1)
     return module(x, d.edge_index[:, is_positive], d.edge_index[:, ~is_positive])
 
 
@@ -121,8 +115,3 @@ def knn() -> Iterator[None]:
         mock.patch.object(torch.ops, 'pyg', mock.Mock(knn=nearest)),
     ):
         yield
-
-
-def fa_with_attention(module: torch.nn.Module, d: Inputs) -> Any:
-    out, (edge_index, alpha) = module(d.x, d.x.sin(), d.edge_index, return_attention_weights=True)
-    return out, Edges(edge_index, alpha)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessagePassing, conv
 
 Key = tuple[Any, str]
 """Where an input lies: its node or edge type (None in a graph of one type), and its name."""
@@ -98,6 +99,53 @@ class Case:
         return f'{self.conv}: {self.config}'
 
 
+def case(
+    name: str,
+    config: str,
+    /,
+    *args: Any,
+    call: Call = X_AND_EDGES,
+    graph: str = 'plain',
+    during: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    **kwargs: Any,
+) -> Case:
+    """A case of a conv of PyG that is made of copies of these arguments."""
+
+    def make() -> torch.nn.Module:
+        own_args, own_kwargs = copy.deepcopy((args, kwargs))
+        return getattr(conv, name)(*own_args, **own_kwargs)
+
+    return Case(name, config, make, call, graph, during)
+
+
+def of(name: str, /, *args: Any, **options: Any) -> Callable[..., Case]:
+    """Makes cases of a conv that have these arguments, by a configuration and what is beside."""
+    return lambda config, *more, **others: case(name, config, *args, *more, **{**options, **others})
+
+
+def in_eval(case: Case) -> Case:
+    return replace(case, make=lambda: case.make().eval())
+
+
+def bare(name: str, *args: Any, **kwargs: Any) -> Case:
+    """Without what its own ``__init__`` does where that needs a missing package.
+
+    Good for classes that are refused whatever they hold.
+    """
+
+    def make() -> torch.nn.Module:
+        cls = getattr(conv, name)
+        try:
+            return cls(*args, **kwargs)
+        except ImportError:
+            module = cls.__new__(cls)
+            base = MessagePassing if issubclass(cls, MessagePassing) else torch.nn.Module
+            base.__init__(module)
+            return module
+
+    return Case(name, '', make)
+
+
 _KEPT = ('aggr_module.t', 'aggr_module.p', 'avg_deg_lin', 'avg_deg_log')
 """Parameters that have a meaning of their own: a power of -0.1 is no use to anyone."""
 
@@ -112,17 +160,3 @@ def make(case: Case) -> torch.nn.Module:
                 values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.copy_(values * 0.4)
     return module
-
-
-def built_or_bare(cls: type[torch.nn.Module], *args: Any, **kwargs: Any) -> torch.nn.Module:
-    """An instance, without what its own ``__init__`` does where that needs a missing package.
-
-    Good for classes that are refused whatever they hold.
-    """
-    try:
-        return cls(*args, **kwargs)
-    except ImportError:
-        module = cls.__new__(cls)
-        base = MessagePassing if issubclass(cls, MessagePassing) else torch.nn.Module
-        base.__init__(module)
-        return module

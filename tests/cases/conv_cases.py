@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import aggregator_cases
 import bipartite_cases
-import conv_cases_a_f
-import conv_cases_g_m
+import conv_cases_a_m
 import conv_cases_n_z
 import own_cases
 from conv_case import Case
 
 ALL: list[Case] = [
-    *conv_cases_a_f.CASES,
-    *conv_cases_g_m.CASES,
+    *conv_cases_a_m.CASES,
     *conv_cases_n_z.CASES,
     *aggregator_cases.CASES,
     *bipartite_cases.CASES,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from conv_calls import (
     ATTR,
     DEGREES,
@@ -12,181 +9,92 @@ from conv_calls import (
     WEIGHT,
     fixed_weight,
     mlp,
-    points,
     signed,
     spline_kernels,
     twice,
-    two_signed,
     with_attention,
+    with_rows,
 )
-from conv_case import Case, built_or_bare, takes
-from torch_geometric.nn import conv
+from conv_case import bare, case, in_eval, of, takes
+
+_ppf = of('PPFConv', call=with_rows('x', 'pos', 'normal'))
+_points = of('PointTransformerConv', 8, 6, call=with_rows('x', 'pos'))
+_rgat = of('RGATConv', 8, 6, 3, heads=2, call=TYPE)
+_spline = of('SplineConv', 8, 6, 2, call=takes(edge_attr='pseudo'), during=spline_kernels)
+_super = of('SuperGATConv', 8, 6, 2)
+_rgcn = of('RGCNConv', 8, 6, 3, call=TYPE)
+_pna = of('PNAConv', 8, 6, deg=DEGREES, edge_dim=4, call=ATTR)
+_transformer = of('TransformerConv', 8, 5, 2)
+_gated = of('ResGatedGraphConv', 8, 6)
 
 CASES = [
-    Case('NNConv', 'add', lambda: conv.NNConv(8, 6, mlp(4, 48)), ATTR),
-    Case('NNConv', 'mean', lambda: conv.NNConv(8, 6, mlp(4, 48), 'mean', False, False), ATTR),
-    Case('PANConv', '', lambda: conv.PANConv(8, 6, 2)),
-    Case('PDNConv', 'normalized', lambda: conv.PDNConv(8, 6, 4, 5), ATTR),
-    Case('PDNConv', 'plain', lambda: conv.PDNConv(8, 6, 4, 5, False, False, False), ATTR),
-    Case('PNAConv', 'mean, sum', lambda: _pna(['mean', 'sum'], ['identity', 'linear']), ATTR),
-    Case(
-        'PNAConv',
+    case('NNConv', 'add', 8, 6, mlp(4, 48), call=ATTR),
+    case('NNConv', 'mean', 8, 6, mlp(4, 48), 'mean', False, False, call=ATTR),
+    case('PANConv', '', 8, 6, 2),
+    case('PDNConv', 'normalized', 8, 6, 4, 5, call=ATTR),
+    case('PDNConv', 'plain', 8, 6, 4, 5, False, False, False, call=ATTR),
+    _pna('mean, sum', ['mean', 'sum'], ['identity', 'linear']),
+    _pna(
         'all scalers',
-        lambda: _pna(
-            ['mean', 'min', 'max', 'std'],
-            ['identity', 'amplification', 'attenuation', 'linear', 'inverse_linear'],
-        ),
-        ATTR,
+        ['mean', 'min', 'max', 'std'],
+        ['identity', 'amplification', 'attenuation', 'linear', 'inverse_linear'],
     ),
-    Case(
-        'PNAConv',
-        'towers, train_norm',
-        lambda: conv.PNAConv(
-            8,
-            6,
-            ['max', 'var'],
-            ['identity', 'attenuation'],
-            DEGREES,
-            towers=2,
-            divide_input=True,
-            pre_layers=2,
-            post_layers=2,
-            train_norm=True,
-        ),
+    of('PNAConv', 8, 6, towers=2, divide_input=True, pre_layers=2, post_layers=2)(
+        'towers, train_norm', ['max', 'var'], ['identity', 'attenuation'], DEGREES, train_norm=True
     ),
-    Case(
-        'PPFConv',
-        'self loops',
-        lambda: conv.PPFConv(mlp(12, 7), mlp(7, 6)),
-        lambda m, d: m(d.x, d.pos, d.normal, d.edge_index),
-    ),
-    Case(
-        'PPFConv',
-        'no features',
-        lambda: conv.PPFConv(mlp(4, 6), add_self_loops=False),
-        lambda m, d: m(None, d.pos, d.normal, d.edge_index),
-    ),
-    Case(
-        'PointGNNConv',
-        'default',
-        lambda: conv.PointGNNConv(mlp(8, 3), mlp(11, 6), mlp(6, 8)),
-        points,
-    ),
-    Case('PointNetConv', 'self loops', lambda: conv.PointNetConv(mlp(11, 7), mlp(7, 6)), points),
-    Case(
-        'PointNetConv',
-        'no features',
-        lambda: conv.PointNetConv(mlp(3, 6), add_self_loops=False),
-        lambda m, d: m(None, d.pos, d.edge_index),
-    ),
-    Case('PointTransformerConv', 'default', lambda: conv.PointTransformerConv(8, 6), points),
-    Case(
-        'PointTransformerConv',
-        'own nets',
-        lambda: conv.PointTransformerConv(8, 6, mlp(3, 6), mlp(6, 6), False),
-        points,
-    ),
-    Case('RGATConv', 'additive', lambda: _rgat(), TYPE),
-    Case(
-        'RGATConv',
+    _ppf('self loops', mlp(12, 7), mlp(7, 6)),
+    _ppf('no features', mlp(4, 6), add_self_loops=False, call=with_rows('', 'pos', 'normal')),
+    case('PointGNNConv', 'default', mlp(8, 3), mlp(11, 6), mlp(6, 8), call=with_rows('x', 'pos')),
+    case('PointNetConv', 'self loops', mlp(11, 7), mlp(7, 6), call=with_rows('x', 'pos')),
+    case('PointNetConv', 'no features', mlp(3, 6), add_self_loops=False, call=with_rows('', 'pos')),
+    _points('default'),
+    _points('own nets', mlp(3, 6), mlp(6, 6), False),
+    _rgat('additive'),
+    _rgat(
         'multiplicative, edges',
-        lambda: _rgat(attention_mode='multiplicative-self-attention', dim=2, edge_dim=4),
-        takes('edge_type', 'edge_attr'),
+        attention_mode='multiplicative-self-attention',
+        dim=2,
+        edge_dim=4,
+        call=takes('edge_type', 'edge_attr'),
     ),
-    Case('RGATConv', 'within-relation', lambda: _rgat(attention_mechanism='within-relation'), TYPE),
-    Case('RGATConv', 'bases', lambda: _rgat(num_bases=2, concat=False), TYPE),
-    Case('RGATConv', 'blocks', lambda: _rgat(num_blocks=2), TYPE),
-    Case('RGATConv', 'mod=additive', lambda: _rgat(mod='additive'), TYPE),
-    Case('RGATConv', 'mod=scaled', lambda: _rgat(mod='scaled'), TYPE),
-    Case('RGATConv', 'mod=f-additive', lambda: _rgat(mod='f-additive'), TYPE),
-    Case('RGATConv', 'mod=f-scaled', lambda: _rgat(mod='f-scaled'), TYPE),
-    Case('RGATConv', 'attention weights', lambda: _rgat(), with_attention('edge_type')),
-    Case('RGCNConv', 'mean', lambda: conv.RGCNConv(8, 6, 3), TYPE),
-    Case('RGCNConv', 'bases', lambda: conv.RGCNConv(8, 6, 3, 2), TYPE),
-    Case('RGCNConv', 'blocks', lambda: conv.RGCNConv(8, 6, 3, num_blocks=2), TYPE),
-    Case(
-        'RGCNConv', 'max, no root', lambda: _rgcn(aggr='max', root_weight=False, bias=False), TYPE
-    ),
-    Case(
-        'RGCNConv',
-        'node ids',
-        lambda: conv.RGCNConv(60, 6, 3),
-        lambda m, d: m(d.node, d.edge_index, d.edge_type),
-    ),
-    Case('ResGatedGraphConv', 'default', lambda: conv.ResGatedGraphConv(8, 6)),
-    Case(
-        'ResGatedGraphConv',
-        'edge features',
-        lambda: conv.ResGatedGraphConv(8, 6, edge_dim=4, root_weight=False, bias=False),
-        ATTR,
-    ),
-    Case('SGConv', 'K=2', lambda: conv.SGConv(8, 6, 2)),
-    Case('SGConv', 'weights', lambda: conv.SGConv(8, 6, 1, add_self_loops=False), WEIGHT),
-    Case('SGConv', 'cached', lambda: conv.SGConv(8, 6, 2, cached=True), twice),
-    Case('SSGConv', 'K=2', lambda: conv.SSGConv(8, 6, 0.1, 2)),
-    Case('SSGConv', 'weights', lambda: conv.SSGConv(8, 6, 0.1, 2, add_self_loops=False), WEIGHT),
-    Case('SignedConv', 'first', lambda: conv.SignedConv(8, 6, True), signed),
-    Case('SignedConv', 'second', lambda: conv.SignedConv(8, 6, False, bias=False), two_signed),
-    Case('SimpleConv', 'sum', lambda: conv.SimpleConv()),
-    Case('SimpleConv', 'mean, cat, weights', lambda: conv.SimpleConv('mean', 'cat'), fixed_weight),
-    Case('SimpleConv', 'max, self_loop', lambda: conv.SimpleConv('max', 'self_loop')),
-    Case('SimpleConv', 'sum, root sum', lambda: conv.SimpleConv('sum', 'sum'), WEIGHT),
-    Case(
-        'SplineConv',
-        'mean',
-        lambda: conv.SplineConv(8, 6, 2, 3),
-        takes(edge_attr='pseudo'),
-        during=spline_kernels,
-    ),
-    Case(
-        'SplineConv',
-        'closed, add',
-        lambda: conv.SplineConv(8, 6, 2, [3, 4], False, aggr='add', root_weight=False),
-        takes(edge_attr='pseudo'),
-        during=spline_kernels,
-    ),
-    Case('SuperGATConv', 'MX, eval', lambda: conv.SuperGATConv(8, 6, 2).eval()),
-    Case('SuperGATConv', 'MX', lambda: conv.SuperGATConv(8, 6, 2)),
-    Case(
-        'SuperGATConv',
-        'SD, mean, eval',
-        lambda: conv.SuperGATConv(8, 6, 2, False, add_self_loops=False, attention_type='SD').eval(),
-    ),
-    Case('TAGConv', 'K=3', lambda: conv.TAGConv(8, 6)),
-    Case('TAGConv', 'weights', lambda: conv.TAGConv(8, 6, 2, False), WEIGHT),
-    Case(
-        'TAGConv', 'normalize=False', lambda: conv.TAGConv(8, 6, 2, normalize=False), fixed_weight
-    ),
-    Case('TransformerConv', '2 heads', lambda: conv.TransformerConv(8, 5, 2)),
-    Case(
-        'TransformerConv', 'edge features', lambda: conv.TransformerConv(8, 5, 2, edge_dim=4), ATTR
-    ),
-    Case('TransformerConv', 'beta', lambda: conv.TransformerConv(8, 5, 2, beta=True)),
-    Case(
-        'TransformerConv',
-        'concat=False',
-        lambda: conv.TransformerConv(8, 5, 2, False, bias=False, root_weight=False),
-    ),
-    Case(
-        'TransformerConv',
-        'attention weights',
-        lambda: conv.TransformerConv(8, 5, 2, edge_dim=4),
-        with_attention('edge_attr'),
-    ),
-    Case('WLConv', '', lambda: conv.WLConv(), lambda m, d: m(d.y, d.edge_index)),
-    Case('WLConvContinuous', 'no weights', lambda: conv.WLConvContinuous()),
-    Case('WLConvContinuous', 'weights', lambda: conv.WLConvContinuous(), WEIGHT),
-    Case('XConv', '', lambda: built_or_bare(conv.XConv, 8, 6, 3, 4, 4)),
+    _rgat('within-relation', attention_mechanism='within-relation'),
+    _rgat('bases', num_bases=2, concat=False),
+    _rgat('blocks', num_blocks=2),
+    *(_rgat(f'mod={mod}', mod=mod) for mod in ('additive', 'scaled', 'f-additive', 'f-scaled')),
+    _rgat('attention weights', call=with_attention('edge_type')),
+    _rgcn('mean'),
+    _rgcn('bases', 2),
+    _rgcn('blocks', num_blocks=2),
+    _rgcn('max, no root', aggr='max', root_weight=False, bias=False),
+    case('RGCNConv', 'node ids', 60, 6, 3, call=lambda m, d: m(d.node, d.edge_index, d.edge_type)),
+    _gated('default'),
+    _gated('edge features', edge_dim=4, root_weight=False, bias=False, call=ATTR),
+    case('SGConv', 'K=2', 8, 6, 2),
+    case('SGConv', 'weights', 8, 6, 1, add_self_loops=False, call=WEIGHT),
+    case('SGConv', 'cached', 8, 6, 2, cached=True, call=twice),
+    case('SSGConv', 'K=2', 8, 6, 0.1, 2),
+    case('SSGConv', 'weights', 8, 6, 0.1, 2, add_self_loops=False, call=WEIGHT),
+    case('SignedConv', 'first', 8, 6, True, call=signed),
+    case('SignedConv', 'second', 8, 6, False, bias=False, call=signed),
+    case('SimpleConv', 'sum'),
+    case('SimpleConv', 'mean, cat, weights', 'mean', 'cat', call=fixed_weight),
+    case('SimpleConv', 'max, self_loop', 'max', 'self_loop'),
+    case('SimpleConv', 'sum, root sum', 'sum', 'sum', call=WEIGHT),
+    _spline('mean', 3),
+    _spline('closed, add', [3, 4], False, aggr='add', root_weight=False),
+    in_eval(_super('MX, eval')),
+    _super('MX'),
+    in_eval(_super('SD, mean, eval', False, add_self_loops=False, attention_type='SD')),
+    case('TAGConv', 'K=3', 8, 6),
+    case('TAGConv', 'weights', 8, 6, 2, False, call=WEIGHT),
+    case('TAGConv', 'normalize=False', 8, 6, 2, normalize=False, call=fixed_weight),
+    _transformer('2 heads'),
+    _transformer('edge features', edge_dim=4, call=ATTR),
+    _transformer('beta', beta=True),
+    _transformer('concat=False', False, bias=False, root_weight=False),
+    _transformer('attention weights', edge_dim=4, call=with_attention('edge_attr')),
+    case('WLConv', '', call=lambda m, d: m(d.y, d.edge_index)),
+    case('WLConvContinuous', 'no weights'),
+    case('WLConvContinuous', 'weights', call=WEIGHT),
+    bare('XConv', 8, 6, 3, 4, 4),
 ]
-
-
-def _pna(aggregators: list[str], scalers: list[str]) -> torch.nn.Module:
-    return conv.PNAConv(8, 6, aggregators, scalers, DEGREES, edge_dim=4)
-
-
-def _rgat(**kwargs: Any) -> torch.nn.Module:
-    return conv.RGATConv(8, 6, 3, heads=2, **kwargs)
-
-
-def _rgcn(**kwargs: Any) -> torch.nn.Module:
-    return conv.RGCNConv(8, 6, 3, **kwargs)

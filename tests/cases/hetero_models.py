@@ -8,22 +8,7 @@ import torch
 from conv_case import Case, Inputs
 from hetero_graphs import CITES, HAS, KNOWS, WRITES, hetero_graph
 from torch import Tensor
-from torch_geometric.nn import (
-    BatchNorm,
-    GATConv,
-    GATv2Conv,
-    GINEConv,
-    GraphConv,
-    HANConv,
-    HeteroConv,
-    HeteroDictLinear,
-    HGTConv,
-    Linear,
-    SAGEConv,
-    SignedConv,
-    TransformerConv,
-    to_hetero,
-)
+from torch_geometric import nn as pyg
 from torch_geometric.nn.models import GraphSAGE
 
 TYPES = ['paper', 'author', 'term']
@@ -55,10 +40,10 @@ class Homogeneous(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lin = Linear(-1, 6)
-        self.conv1 = SAGEConv(BOTH, 6, aggr='max')
-        self.norm = BatchNorm(6)
-        self.conv2 = GATConv(BOTH, 5, heads=2, concat=False, add_self_loops=False)
+        self.lin = pyg.Linear(-1, 6)
+        self.conv1 = pyg.SAGEConv(BOTH, 6, aggr='max')
+        self.norm = pyg.BatchNorm(6)
+        self.conv2 = pyg.GATConv(BOTH, 5, heads=2, concat=False, add_self_loops=False)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         h = self.lin(x)
@@ -71,7 +56,7 @@ class OwnToHetero(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, aggr: str) -> None:
         super().__init__()
-        self.model = to_hetero(model, METADATA, aggr=aggr)
+        self.model = pyg.to_hetero(model, METADATA, aggr=aggr)
 
     def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
         return self.model(x, edge_index)
@@ -82,28 +67,28 @@ class Projected(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lin = HeteroDictLinear(-1, 6, types=TYPES)
-        self.conv = HeteroConv({rel: SAGEConv(6, 5) for rel in METADATA[1]})
-        self.out = HeteroDictLinear(5, 4, types=TYPES)
+        self.lin = pyg.HeteroDictLinear(-1, 6, types=TYPES)
+        self.conv = pyg.HeteroConv({rel: pyg.SAGEConv(6, 5) for rel in METADATA[1]})
+        self.out = pyg.HeteroDictLinear(5, 4, types=TYPES)
 
     def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
         return self.out(self.conv(self.lin(x), edge_index))
 
 
-def _everywhere(make: Callable[[], torch.nn.Module], aggr: str = 'sum') -> HeteroConv:
-    return HeteroConv({rel: make() for rel in METADATA[1]}, aggr)
+def _everywhere(make: Callable[[], torch.nn.Module], aggr: str = 'sum') -> pyg.HeteroConv:
+    return pyg.HeteroConv({rel: make() for rel in METADATA[1]}, aggr)
 
 
-def _mixed() -> HeteroConv:
+def _mixed() -> pyg.HeteroConv:
     """Another conv for every relation, several into papers; some relations have none."""
-    return HeteroConv(
+    return pyg.HeteroConv(
         {
-            WRITES: GATConv(BOTH, 6, edge_dim=3, add_self_loops=False),
-            CITES: GraphConv(-1, 6, aggr='mean'),
-            ('term', 'rev_has', 'paper'): TransformerConv(BOTH, 3, heads=2),
-            HAS: SAGEConv(BOTH, 6, aggr=['max', 'sum']),
-            KNOWS: GATv2Conv(-1, 6, add_self_loops=True),
-            REV_WRITES: SAGEConv(BOTH, 6),
+            WRITES: pyg.GATConv(BOTH, 6, edge_dim=3, add_self_loops=False),
+            CITES: pyg.GraphConv(-1, 6, aggr='mean'),
+            ('term', 'rev_has', 'paper'): pyg.TransformerConv(BOTH, 3, heads=2),
+            HAS: pyg.SAGEConv(BOTH, 6, aggr=['max', 'sum']),
+            KNOWS: pyg.GATv2Conv(-1, 6, add_self_loops=True),
+            REV_WRITES: pyg.SAGEConv(BOTH, 6),
         },
         'sum',
     )
@@ -126,7 +111,7 @@ class Attention(torch.nn.Module):
 
     def __init__(self, first: torch.nn.Module, second: torch.nn.Module) -> None:
         super().__init__()
-        self.lin = HeteroDictLinear(-1, 6, types=TYPES)
+        self.lin = pyg.HeteroDictLinear(-1, 6, types=TYPES)
         self.first, self.second = first, second
 
     def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
@@ -139,8 +124,8 @@ class Signed(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lin = Linear(-1, 6)
-        self.first, self.second = SignedConv(6, 4, True), SignedConv(4, 3, False)
+        self.lin = pyg.Linear(-1, 6)
+        self.first, self.second = pyg.SignedConv(6, 4, True), pyg.SignedConv(4, 3, False)
 
     def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
         h = self.lin(x['author'])
@@ -154,9 +139,9 @@ class Shared(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         lin = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
-        self.conv = GINEConv(lin, edge_dim=3)
-        self.lin = Linear(-1, 4)
-        self.knows = SAGEConv((4, 4), 4)
+        self.conv = pyg.GINEConv(lin, edge_dim=3)
+        self.lin = pyg.Linear(-1, 4)
+        self.knows = pyg.SAGEConv((4, 4), 4)
 
     def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
         paper, author = self.lin(x['paper']), x['author']
@@ -171,25 +156,25 @@ class Shared(torch.nn.Module):
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     'SAGE': lambda: Layers(
-        _everywhere(lambda: SAGEConv(BOTH, 6)), _everywhere(lambda: SAGEConv(BOTH, 4))
+        _everywhere(lambda: pyg.SAGEConv(BOTH, 6)), _everywhere(lambda: pyg.SAGEConv(BOTH, 4))
     ),
-    'SAGE-mean-of-relations': lambda: Layers(_everywhere(lambda: SAGEConv(BOTH, 6), 'mean')),
-    'SAGE-max-of-relations': lambda: Layers(_everywhere(lambda: SAGEConv(BOTH, 6), 'max')),
+    'SAGE-mean-of-relations': lambda: Layers(_everywhere(lambda: pyg.SAGEConv(BOTH, 6), 'mean')),
+    'SAGE-max-of-relations': lambda: Layers(_everywhere(lambda: pyg.SAGEConv(BOTH, 6), 'max')),
     'GAT': lambda: Layers(
-        _everywhere(lambda: GATConv(BOTH, 3, heads=2, add_self_loops=False)),
-        _everywhere(lambda: GATConv(BOTH, 4, add_self_loops=False), 'cat'),
+        _everywhere(lambda: pyg.GATConv(BOTH, 3, heads=2, add_self_loops=False)),
+        _everywhere(lambda: pyg.GATConv(BOTH, 4, add_self_loops=False), 'cat'),
     ),
     'GraphConv': lambda: Layers(
-        _everywhere(lambda: GraphConv(BOTH, 6)),
-        _everywhere(lambda: GraphConv(BOTH, 4, aggr='max'), 'mean'),
+        _everywhere(lambda: pyg.GraphConv(BOTH, 6)),
+        _everywhere(lambda: pyg.GraphConv(BOTH, 4, aggr='max'), 'mean'),
         edges=('edge_weight',),
     ),
     'mixed': Mixed,
     'to_hetero': lambda: OwnToHetero(Homogeneous(), 'sum'),
     'to_hetero-GraphSAGE': lambda: OwnToHetero(GraphSAGE(BOTH, 6, 2, 4), 'mean'),
     'HeteroDictLinear': Projected,
-    'HGT': lambda: Attention(HGTConv(6, 8, METADATA, heads=2), HGTConv(8, 8, METADATA)),
-    'HAN': lambda: Attention(HANConv(6, 8, METADATA, heads=2), HANConv(8, 6, METADATA)),
+    'HGT': lambda: Attention(pyg.HGTConv(6, 8, METADATA, heads=2), pyg.HGTConv(8, 8, METADATA)),
+    'HAN': lambda: Attention(pyg.HANConv(6, 8, METADATA, heads=2), pyg.HANConv(8, 6, METADATA)),
     'Signed': Signed,
     'one conv for two relations': Shared,
 }

@@ -38,51 +38,68 @@ def _float64() -> Iterator[None]:
             torch.set_default_dtype(torch.float64 if _inside else torch.float32)
 
 
-def _xe(model: Any, data: Any) -> Tensor:
-    return model(data.x, data.edge_index)
-
-
-def _weighted(model: Any, data: Any) -> Tensor:
-    return model(data.x, data.edge_index, data.edge_weight)
-
-
-def _attributed(model: Any, data: Any) -> Tensor:
-    return model(data.x, data.edge_index, edge_attr=data.edge_attr)
-
-
 Made = tuple[Callable[[], nn.Module], Call]
 
 
-def _of(make: Callable[[], nn.Module], call: Call = _xe) -> Made:
-    return make, call
+def _of(make: Callable[[], nn.Module], *names: str) -> Made:
+    """Called with attributes of the data by their names; without any with nodes and edges."""
+    names = names or ('x', 'edge_index')
+    return make, lambda model, data: model(*(getattr(data, name) for name in names))
 
 
-def _gnn(cls: Any, **kwargs: Any) -> Made:
-    call = kwargs.pop('call', _xe)
-    return lambda: cls(F, H, 3, C, **kwargs), call
+def _gnn(cls: Any, *names: str, **kwargs: Any) -> Made:
+    return _of(lambda: cls(F, H, 3, C, **kwargs), *names)
+
+
+def _on_data(model: Any, data: Any) -> Tensor:
+    return model(data)
+
+
+def _labels(model: Any, data: Any) -> Tensor:
+    return model(data.y, data.edge_index, mask=data.train_mask)
+
+
+def _weighted_labels(model: Any, data: Any) -> Tensor:
+    x, weight = data.x.detach(), data.edge_weight.detach()
+    return model(x, data.edge_index, None, weight, torch.tanh)
+
+
+def _semantic(model: Any, data: Any) -> Tensor:
+    return model.get_semantic_labels(data.x, data.y, torch.ones_like(data.train_mask))
+
+
+def _ranking(model: Any, data: Any) -> Tensor:
+    return model(data.edge_index, edge_weight=data.edge_weight)
+
+
+def _some_rankings(model: Any, data: Any) -> Tensor:
+    return model(data.edge_index, data.edge_index[:, data.edge_type == 1])
+
+
+def _one_graph(model: Any, data: Any) -> Tensor:
+    return model(data.x, data.edge_index, torch.zeros_like(data.y))
+
+
+def _of_signs(model: Any, data: Any) -> Tensor:
+    edges = (data.edge_index[:, data.edge_type == kind] for kind in (1, 2))
+    return model(data.x, *edges)
+
+
+def _stack(*layers: nn.Module, given: str = 'x, edge_index') -> nn.Module:
+    """Layers one after another; linear ones get x alone."""
+    takes = ('x' if isinstance(layer, nn.Linear) else given for layer in layers)
+    return Sequential(given, [*zip(layers, (f'{names} -> x' for names in takes), strict=True)])
 
 
 def _deep_gcn(block: str) -> nn.Module:
     """Two deep layers that recompute their conv in backward."""
 
     def layer(channels: int) -> M.DeepGCNLayer:
+        norm = nn.BatchNorm1d(channels if block == 'res+' else H)
         conv = GENConv(channels, H, aggr='sum')
-        return M.DeepGCNLayer(
-            conv,
-            nn.BatchNorm1d(channels if block == 'res+' else H),
-            nn.ReLU(),
-            block=block,
-            ckpt_grad=True,
-        )
+        return M.DeepGCNLayer(conv, norm, nn.ReLU(), block=block, ckpt_grad=True)
 
-    return Sequential(
-        'x, edge_index',
-        [
-            (nn.Linear(F, H), 'x -> x'),
-            (layer(H), 'x, edge_index -> x'),
-            (layer(2 * H if block == 'dense' else H), 'x, edge_index -> x'),
-        ],
-    )
+    return _stack(nn.Linear(F, H), layer(H), layer(2 * H if block == 'dense' else H))
 
 
 class _JumpingStack(nn.Module):
@@ -138,43 +155,13 @@ class _CorrectAndSmooth(nn.Module):
 
 
 def _reversible() -> nn.Module:
-    return Sequential(
-        'x, edge_index',
-        [
-            (nn.Linear(F, 8), 'x -> x'),
-            (M.GroupAddRev(SAGEConv(4, 4), num_groups=2), 'x, edge_index -> x'),
-            (M.GroupAddRev(GCNConv(4, 4), num_groups=2), 'x, edge_index -> x'),
-        ],
-    )
-
-
-def _labels(model: Any, data: Any) -> Tensor:
-    return model(data.y, data.edge_index, mask=data.train_mask)
-
-
-def _semantic(model: Any, data: Any) -> Tensor:
-    return model.get_semantic_labels(data.x, data.y, torch.ones_like(data.train_mask))
-
-
-def _ranking(model: Any, data: Any) -> Tensor:
-    return model(data.edge_index, edge_weight=data.edge_weight)
-
-
-def _some_rankings(model: Any, data: Any) -> Tensor:
-    return model(data.edge_index, data.edge_index[:, data.edge_type == 1])
+    convs = M.GroupAddRev(SAGEConv(4, 4), num_groups=2), M.GroupAddRev(GCNConv(4, 4), num_groups=2)
+    return _stack(nn.Linear(F, 8), *convs)
 
 
 def _gin_with_edges() -> nn.Module:
-    def conv(channels: int) -> GINEConv:
-        return GINEConv(M.MLP([channels, H, H]), edge_dim=NUM_EDGE_FEATURES)
-
-    return Sequential(
-        'x, edge_index, edge_attr',
-        [
-            (conv(F), 'x, edge_index, edge_attr -> x'),
-            (conv(H), 'x, edge_index, edge_attr -> x'),
-        ],
-    )
+    convs = (GINEConv(M.MLP([num, H, H]), edge_dim=NUM_EDGE_FEATURES) for num in (F, H))
+    return _stack(*convs, given='x, edge_index, edge_attr')
 
 
 _DEGREES = torch.bincount(torch.bincount(awkward_graph(NUM_NODES).edge_index[1]))
@@ -182,58 +169,71 @@ _PNA = {'aggregators': ['mean', 'max', 'min', 'std'], 'scalers': ['identity', 'a
 
 _MADE: dict[str, Made] = {
     'GCN': _gnn(M.GCN),
-    'GCN-weighted': _gnn(M.GCN, call=_weighted, act='elu', act_first=True, norm='batch_norm'),
+    'GCN-weighted': _gnn(
+        M.GCN, 'x', 'edge_index', 'edge_weight', act='elu', act_first=True, norm='batch_norm'
+    ),
     'GCN-jk-lstm': _gnn(M.GCN, jk='lstm'),
     'GraphSAGE': _gnn(M.GraphSAGE, norm='batch_norm'),
     'GraphSAGE-jk-cat': _gnn(M.GraphSAGE, jk='cat', act='gelu', project=True),
     'GIN': _gnn(M.GIN, norm='batch_norm'),
     'GIN-jk-max': _gnn(M.GIN, jk='max', train_eps=True),
     'GAT': _gnn(M.GAT, heads=2, norm='batch_norm'),
-    'GAT-v2-jk-cat': _gnn(
-        M.GAT, call=_attributed, v2=True, heads=2, edge_dim=NUM_EDGE_FEATURES, jk='cat'
+    'GAT-v2-jk-cat': (
+        lambda: M.GAT(F, H, 3, C, v2=True, heads=2, edge_dim=NUM_EDGE_FEATURES, jk='cat'),
+        lambda model, data: model(data.x, data.edge_index, edge_attr=data.edge_attr),
     ),
     'PNA': _gnn(M.PNA, deg=_DEGREES, norm='batch_norm', **_PNA),
     'EdgeCNN': _gnn(M.EdgeCNN, act='leaky_relu'),
     'GraphSAGE-layer-norm': _gnn(M.GraphSAGE, norm='layer_norm', norm_kwargs={'mode': 'node'}),
-    'GINE-stack': _of(
-        _gin_with_edges, lambda model, data: model(data.x, data.edge_index, data.edge_attr)
-    ),
-    'RGCN-JumpingKnowledge-APPNP': _of(
-        _JumpingStack, lambda model, data: model(data.x, data.edge_index, data.edge_type)
-    ),
+    'GINE-stack': _of(_gin_with_edges, 'x', 'edge_index', 'edge_attr'),
+    'RGCN-JumpingKnowledge-APPNP': _of(_JumpingStack, 'x', 'edge_index', 'edge_type'),
     **{
         f'DeepGCNLayer-{block}': _of(partial(_deep_gcn, block))
         for block in ('res+', 'res', 'dense', 'plain')
     },
     'GroupAddRev': _of(_reversible),
-    'MaskLabel-add': _of(lambda: _MaskedLabels('add'), lambda model, data: model(data)),
-    'MaskLabel-concat': _of(lambda: _MaskedLabels('concat'), lambda model, data: model(data)),
+    'MaskLabel-add': (lambda: _MaskedLabels('add'), _on_data),
+    'MaskLabel-concat': (lambda: _MaskedLabels('concat'), _on_data),
     'PMLP': _of(lambda: M.PMLP(F, H, C, 3).eval()),
-    'RECT_L': _of(lambda: M.RECT_L(F, H), _weighted),
-    'RECT_L-semantic-labels': _of(lambda: M.RECT_L(F, H), _semantic),
-    'LINKX': _of(lambda: M.LINKX(NUM_NODES, F, H, C, 2, num_edge_layers=2), _weighted),
-    'LINKX-no-features': _of(
-        lambda: M.LINKX(NUM_NODES, F, H, C, 1), lambda model, data: model(None, data.edge_index)
+    'RECT_L': _of(lambda: M.RECT_L(F, H), 'x', 'edge_index', 'edge_weight'),
+    'RECT_L-semantic-labels': (lambda: M.RECT_L(F, H), _semantic),
+    'LINKX': _of(
+        lambda: M.LINKX(NUM_NODES, F, H, C, 2, num_edge_layers=2), 'x', 'edge_index', 'edge_weight'
     ),
-    'LightGCN': _of(
+    'LINKX-no-features': (
+        lambda: M.LINKX(NUM_NODES, F, H, C, 1),
+        lambda model, data: model(None, data.edge_index),
+    ),
+    'LightGCN': (
         lambda: M.LightGCN(NUM_NODES, H, 3),
         lambda model, data: model.get_embedding(data.edge_index),
     ),
-    'LightGCN-ranking': _of(lambda: M.LightGCN(NUM_NODES, H, 2), _ranking),
-    'LightGCN-some-rankings': _of(lambda: M.LightGCN(NUM_NODES, H, 2), _some_rankings),
-    'LabelPropagation': _of(lambda: M.LabelPropagation(5, 0.9), _labels),
-    'LabelPropagation-weighted': _of(
-        lambda: M.LabelPropagation(3, 0.6),
-        lambda model, data: model(
-            data.x.detach(), data.edge_index, None, data.edge_weight.detach(), torch.tanh
-        ),
-    ),
-    'CorrectAndSmooth': _of(_CorrectAndSmooth, lambda model, data: model(data)),
-    'CorrectAndSmooth-correct': _of(_CorrectAndSmooth, lambda model, data: model.correct(data)),
-    'CorrectAndSmooth-weighted': _of(
+    'LightGCN-ranking': (lambda: M.LightGCN(NUM_NODES, H, 2), _ranking),
+    'LightGCN-some-rankings': (lambda: M.LightGCN(NUM_NODES, H, 2), _some_rankings),
+    'LabelPropagation': (lambda: M.LabelPropagation(5, 0.9), _labels),
+    'LabelPropagation-weighted': (lambda: M.LabelPropagation(3, 0.6), _weighted_labels),
+    'CorrectAndSmooth': (_CorrectAndSmooth, _on_data),
+    'CorrectAndSmooth-correct': (_CorrectAndSmooth, lambda model, data: model.correct(data)),
+    'CorrectAndSmooth-weighted': (
         lambda: _CorrectAndSmooth(autoscale=False, scale=1.5),
         lambda model, data: model(data, with_weight=True),
     ),
+    'ARLinkPredictor': _of(lambda: M.ARLinkPredictor(F, H, H)),
+    'AttentiveFP': _of(
+        lambda: M.AttentiveFP(F, H, C, NUM_EDGE_FEATURES, 2, 2), 'x', 'edge_index', 'edge_attr', 'y'
+    ),
+    'GraphUNet': (
+        lambda: M.GraphUNet(F, H, C, 2).eval(),  # in training it drops edges
+        lambda model, data: model.eval()(data.x, data.edge_index),
+    ),
+    'NeuralFingerprint': _of(lambda: M.NeuralFingerprint(F, H, C, 2), 'x', 'edge_index', 'y'),
+    'Polynormer': (lambda: M.Polynormer(F, H, C, in_dropout=0, dropout=0), _one_graph),
+    'SGFormer': (lambda: M.SGFormer(F, H, C, trans_dropout=0, gnn_dropout=0), _one_graph),
+    'SignedGCN': (lambda: M.SignedGCN(F, H, 2), _of_signs),
+}
+
+CASES = {
+    name: Case('models', name, make, call, during=_float64) for name, (make, call) in _MADE.items()
 }
 
 _CONV = partial(GCNConv, F, F)
@@ -252,42 +252,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 """How to make it, and words of the reason."""
 
-
-def _graphs(model: Any, data: Any) -> Tensor:
-    return model(data.x, data.edge_index, data.y)
-
-
-def _one_graph(model: Any, data: Any) -> Tensor:
-    return model(data.x, data.edge_index, torch.zeros_like(data.y))
-
-
-_MADE |= {
-    'ARLinkPredictor': _of(
-        lambda: M.ARLinkPredictor(F, H, H),
-        lambda model, data: model(data.x, data.edge_index),
-    ),
-    'AttentiveFP': _of(
-        lambda: M.AttentiveFP(F, H, C, NUM_EDGE_FEATURES, 2, 2),
-        lambda model, data: model(data.x, data.edge_index, data.edge_attr, data.y),
-    ),
-    'GraphUNet': _of(
-        lambda: M.GraphUNet(F, H, C, 2).eval(),  # in training it drops edges
-        lambda model, data: model.eval()(data.x, data.edge_index),
-    ),
-    'NeuralFingerprint': _of(lambda: M.NeuralFingerprint(F, H, C, 2), _graphs),
-    'Polynormer': _of(lambda: M.Polynormer(F, H, C, in_dropout=0, dropout=0), _one_graph),
-    'SGFormer': _of(lambda: M.SGFormer(F, H, C, trans_dropout=0, gnn_dropout=0), _one_graph),
-    'SignedGCN': _of(
-        lambda: M.SignedGCN(F, H, 2),
-        lambda model, data: model(
-            data.x, data.edge_index[:, data.edge_type == 1], data.edge_index[:, data.edge_type == 2]
-        ),
-    ),
-}
-
-CASES = {
-    name: Case('models', name, make, call, during=_float64) for name, (make, call) in _MADE.items()
-}
 
 OF_MOLECULES = {'DimeNet', 'DimeNetPlusPlus', 'GNNFF', 'GPSE', 'SchNet', 'ViSNet'}
 """Of many small graphs: left to the rules of what they call; GPSE is a plain program, too."""

@@ -6,19 +6,8 @@ from typing import Any
 
 import own_convs as own
 import torch
-from conv_case import X_AND_EDGES, Case, Inputs, takes
-from torch_geometric.nn import conv
-
-ATTR, WEIGHT, TYPE = takes('edge_attr'), takes('edge_weight'), takes('edge_type')
-
-_HOOKS = [
-    'message_forward_pre_hook',
-    'message_forward_hook',
-    'aggregate_forward_pre_hook',
-    'aggregate_forward_hook',
-    'propagate_forward_pre_hook',
-    'propagate_forward_hook',
-]
+from conv_calls import ATTR, TYPE, WEIGHT
+from conv_case import X_AND_EDGES, Case, Inputs, case, takes
 
 
 def _ids(module: torch.nn.Module, d: Inputs) -> Any:
@@ -79,17 +68,17 @@ CASES = [
     _case('float64 messages of float32', own.Widens),
     _case('degree of the destination', own.DividesByDegree),
     _case('reads edge_index in message', lambda: own.ReadsSourceIds(node_dim=0), takes('node')),
-    *(_case(hook, lambda hook=hook: own.Hooked(hook)) for hook in _HOOKS),
-    _case('all hooks', lambda: own.Hooked(*_HOOKS)),
+    *(_case(hook, lambda hook=hook: own.Hooked(hook)) for hook in own.HOOKS),
+    _case('all hooks', lambda: own.Hooked(*own.HOOKS)),
 ]
 
 
 _TURNED = {'flow': 'target_to_source'}
 
 MORE = [
-    Case('SAGEConv', 'aggr=median, turned', lambda: conv.SAGEConv(8, 6, 'median', **_TURNED)),
-    Case('GATConv', 'turned', lambda: conv.GATConv(8, 5, 3, edge_dim=4, **_TURNED), ATTR),
-    Case('PDNConv', 'turned', lambda: conv.PDNConv(8, 6, 4, 5, **_TURNED), ATTR),
+    case('SAGEConv', 'aggr=median, turned', 8, 6, 'median', **_TURNED),
+    case('GATConv', 'turned', 8, 5, 3, edge_dim=4, **_TURNED, call=ATTR),
+    case('PDNConv', 'turned', 8, 6, 4, 5, **_TURNED, call=ATTR),
     _case('looks at all nodes in forward', own.AllNodes),
 ]
 """Of which the table has others like them."""

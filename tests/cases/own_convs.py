@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from conv_case import Edges
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import (
-    add_remaining_self_loops,
-    add_self_loops,
-    degree,
-    scatter,
-)
+from torch_geometric.utils import add_remaining_self_loops, add_self_loops, degree, scatter
 from torch_geometric.utils import softmax as renamed_softmax
 
 import pyg_sar
@@ -66,13 +62,9 @@ class AggregateOfTypes(Own):
         return x_j.tanh()
 
     def aggregate(self, inputs: Tensor, index: Tensor, edge_type: Tensor, dim_size: int) -> Tensor:
-        return torch.cat(
-            [
-                scatter(inputs[edge_type == t], index[edge_type == t], 0, dim_size, reduce='mean')
-                for t in range(3)
-            ],
-            dim=-1,
-        )
+        masks = [edge_type == t for t in range(3)]
+        means = [scatter(inputs[m], index[m], 0, dim_size, reduce='mean') for m in masks]
+        return torch.cat(means, dim=-1)
 
 
 class AggregateIntoPlain(Own):
@@ -258,9 +250,8 @@ class LoopsUpToLargestId(Own):
         else:
             plain, _ = add_self_loops(edge_index)
             edge_index, edge_attr = add_self_loops(edge_index, edge_attr, 'mean')
-        return self.propagate(edge_index, x=x, edge_attr=edge_attr) + self.propagate(
-            plain, x=x, edge_attr=None
-        )
+        out = self.propagate(edge_index, x=x, edge_attr=edge_attr)
+        return out + self.propagate(plain, x=x, edge_attr=None)
 
     def message(self, x_j: Tensor, edge_attr: Tensor | None) -> Tensor:
         return x_j if edge_attr is None else x_j * edge_attr.sum(-1, keepdim=True)
@@ -332,41 +323,30 @@ class ReadsSourceIds(Own):
         return x_j * (edge_index[0] - edge_index[0] + node_j).view(-1, 1)
 
 
-class Hooked(Own):
-    """With the hooks that MessagePassing has; each changes what passes it."""
+def _sin_of_x(conv: Any, inputs: Any) -> Any:
+    edge_index, size, kwargs = inputs
+    return edge_index, size, {**kwargs, 'x': kwargs['x'].sin()}
 
+
+HOOKS: dict[str, Callable[..., Any]] = {
+    'message_forward_pre_hook': lambda conv, args: ({**args[0], 'x_j': args[0]['x_j'] * 2},),
+    'message_forward_hook': lambda conv, args, output: output.sin(),
+    'aggregate_forward_pre_hook': lambda conv, args: ({**args[0]},),
+    'aggregate_forward_hook': lambda conv, args, output: output * 0.5,
+    'propagate_forward_pre_hook': _sin_of_x,
+    'propagate_forward_hook': lambda conv, args, output: output + 1,
+}
+"""Those that MessagePassing has; each changes what passes it."""
+
+
+class Hooked(Own):
     def __init__(self, *kinds: str) -> None:
         super().__init__()
         for kind in kinds:
-            getattr(self, f'register_{kind}')(getattr(self, f'_{kind}'))
+            getattr(self, f'register_{kind}')(HOOKS[kind])
 
     def message(self, x_j: Tensor) -> Tensor:
         return x_j.tanh()
-
-    @staticmethod
-    def _message_forward_pre_hook(conv: Any, inputs: Any) -> Any:
-        return ({**inputs[0], 'x_j': inputs[0]['x_j'] * 2},)
-
-    @staticmethod
-    def _message_forward_hook(conv: Any, inputs: Any, output: Tensor) -> Tensor:
-        return output.sin()
-
-    @staticmethod
-    def _aggregate_forward_pre_hook(conv: Any, inputs: Any) -> Any:
-        return ({**inputs[0]},)
-
-    @staticmethod
-    def _aggregate_forward_hook(conv: Any, inputs: Any, output: Tensor) -> Tensor:
-        return output * 0.5
-
-    @staticmethod
-    def _propagate_forward_pre_hook(conv: Any, inputs: Any) -> Any:
-        edge_index, size, kwargs = inputs
-        return edge_index, size, {**kwargs, 'x': kwargs['x'].sin()}
-
-    @staticmethod
-    def _propagate_forward_hook(conv: Any, inputs: Any, output: Tensor) -> Tensor:
-        return output + 1
 
 
 class AllNodes(Own):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import Wrap, assert_alike
 from example_programs import EXAMPLES, example, run, torchrun
 from ranks import run_as_threads
 from small_graphs import cut, small_graph
+from three_steps import descend
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GraphSAGE
@@ -19,34 +24,46 @@ from torch_geometric.utils import to_undirected
 
 import pyg_sar
 
-SIZE = 7
 
-
-def _losses(root: str | None) -> list[float]:
-    mesh = example('mesh')
+def _mesh_losses(data: Any, wrap: Wrap) -> list[float]:
+    mesh, step = example('mesh'), itertools.count()
     torch.manual_seed(0)
-    model = mesh.MeshGraphNet(8, 3).double()
-    data: Any = mesh.drawn(SIZE) if root is None else pyg_sar.load_shard(root)
-    if root is not None:
-        model = pyg_sar.DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    pos, edge_attr, losses = data.pos.double(), data.edge_attr.double(), []
-    for step in range(4):
-        now, then = mesh.field(pos, 0.1 * step), mesh.field(pos, 0.1 * step + 0.1)
-        loss = F.mse_loss(model(now, data.edge_index, edge_attr), then - now)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    model = wrap(mesh.MeshGraphNet(8, 3).double())
+    pos, edge_attr = data.pos.double(), data.edge_attr.double()
+
+    def loss_of() -> Tensor:
+        time = 0.1 * next(step)
+        now, then = mesh.field(pos, time), mesh.field(pos, time + 0.1)
+        return F.mse_loss(model(now, data.edge_index, edge_attr), then - now)
+
+    losses = descend(loss_of, torch.optim.Adam(model.parameters(), lr=0.01), steps=4)
+    assert losses[-1] < losses[0]
     return losses
 
 
-def test_the_losses_of_plain_pyg(tmp_path: Path) -> None:
-    pyg_sar.partition_graph(example('mesh').drawn(SIZE), 3, tmp_path, method='random')
-    want = _losses(None)
-    assert want[-1] < want[0]
-    for found in run_as_threads(_losses, 3, str(tmp_path)):
-        assert found == pytest.approx(want, abs=1e-9, rel=0)
+def _mesh() -> Data:
+    return example('mesh').drawn(7)
+
+
+def test_the_losses_of_plain_pyg() -> None:
+    assert_alike(_mesh_losses, graph=_mesh, cut='random', tolerance=1e-9, rtol=0)
+
+
+def _without_labels(data: Any, wrap: Wrap) -> dict[str, list[float]]:
+    program, losses = example('self_supervised'), {}
+    for name, method in program.METHODS.items():
+        torch.manual_seed(0)
+        model = wrap(program.Model(6, 8).double())
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        loss_of = partial(method, data, model, copy.deepcopy(model))
+        losses[name] = descend(loss_of, optimizer)
+    return losses
+
+
+@pytest.mark.slow
+def test_losses_of_methods_without_labels() -> None:
+    """'one line is written for ranks'; threads would share one generator."""
+    assert_alike(_without_labels, by='processes', rtol=0)
 
 
 @pytest.mark.slow
@@ -126,42 +143,39 @@ def test_links_in_batches_are_the_same_on_any_number_of_ranks(tmp_path, monkeypa
             assert found == pytest.approx(want, abs=1e-9)
 
 
-NBFNET_SIZE = 120
-_CASES = [
-    ('nbfnet', 'sum', 'distmult', 1),
-    ('nbfnet', 'sum', 'distmult', 2),
-    ('nbfnet', 'pna', 'transe', 4),
-    ('ultra', 'pna', 'distmult', 2),
-    ('ultra', 'sum', 'distmult', 4),
-]
+def _knowledge() -> Data:
+    return example('nbfnet').drawn(120)
 
 
-def _results(root: str | None, name: str, **kinds: str) -> list[Tensor]:
-    nbfnet = example('nbfnet')
-    data: Any = nbfnet.drawn(NBFNET_SIZE) if root is None else pyg_sar.load_shard(root)
+def _results(data: Any, wrap: Wrap, name: str, aggr: str, message: str) -> list[Tensor]:
+    nbfnet, kinds = example('nbfnet'), {'aggr': aggr, 'message': message}
     torch.manual_seed(0)
     if name == 'nbfnet':
         model = nbfnet.NBFNet(data.num_relations, 6, 2, **kinds).double()
     else:
         model, data = nbfnet.Ultra(6, 2, **kinds).double(), nbfnet.with_meetings(data)
-    if root is not None:
-        model = pyg_sar.DistributedDataParallel(model)
+    model = wrap(model)
     loss = nbfnet.loss_of(model, data, data.known[::9])
     loss.backward()
     gradients = [weight.grad.clone() for weight in model.parameters()]
     score = model(data, (data.edge_index, data.edge_type), data.asked[:, :2])
     (trained, ranks), *_ = nbfnet.train(model, data, 1, 32)
-    return [loss.detach(), pyg_sar.gather(score.detach()), trained, ranks, *gradients]
+    return [loss, score, trained, ranks, *gradients]
 
 
-@pytest.mark.parametrize(('name', 'aggr', 'message', 'num_ranks'), _CASES)
-def test_the_results_of_plain_pyg(name, aggr, message, num_ranks, tmp_path):
-    data = example('nbfnet').drawn(NBFNET_SIZE)
-    pyg_sar.partition_graph(data, num_ranks, tmp_path, method='random')
-    kinds = {'aggr': aggr, 'message': message}
-    want = _results(None, name, **kinds)
-    for found in run_as_threads(_results, num_ranks, str(tmp_path), name, **kinds):
-        torch.testing.assert_close(found, want, rtol=0, atol=1e-10)
+@pytest.mark.parametrize(
+    ('name', 'aggr', 'message', 'num_ranks'),
+    [
+        ('nbfnet', 'sum', 'distmult', 1),
+        ('nbfnet', 'sum', 'distmult', 2),
+        ('nbfnet', 'pna', 'transe', 4),
+        ('ultra', 'pna', 'distmult', 2),
+        ('ultra', 'sum', 'distmult', 4),
+    ],
+)
+def test_the_results_of_plain_pyg(name: str, aggr: str, message: str, num_ranks: int) -> None:
+    cut = {'graph': _knowledge, 'cut': 'random', 'ranks': (num_ranks,), 'parts': num_ranks}
+    assert_alike(_results, name, aggr, message, **cut, rtol=0)
 
 
 # In float32 Adam's steps make the last bits of two runs a difference of 0.4 % within an epoch.

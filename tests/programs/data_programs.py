@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, descend, model_of, trained, weights
+from shared import Ddp, Net, Results, parts
+from three_steps import descend, model_of, trained, weights
 from torch import Tensor
-from torch.nn import Embedding, Linear, Module, Parameter
+from torch.nn import Embedding, Linear, Parameter
 from torch_geometric.data import Data
 from torch_geometric.utils import homophily, one_hot, unbatch
 
@@ -86,17 +88,13 @@ def label_statistics(data: Data, ddp: Ddp) -> Results:
 def tables_of_nodes(data: Data, ddp: Ddp) -> Results:
     """An Embedding by arange in the model; a parameter of every node beside the features."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.emb, self.net = Embedding(data.num_nodes, 4), Net(12, 8, 3)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            ids = torch.arange(x.size(0))
-            return self.net(torch.cat([x, self.emb(ids)], dim=-1), edge_index)
+    @parts(emb=(Embedding, data.num_nodes, 4), net=(Net, 12, 8, 3))
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+        ids = torch.arange(x.size(0))
+        return m.net(torch.cat([x, m.emb(ids)], dim=-1), edge_index)
 
     table = Parameter(torch.randn(data.num_nodes, 2, dtype=torch.double))
-    model = model_of(ddp, Model)
+    model = model_of(ddp, net)
 
     def loss_of() -> Tensor:
         out = model(torch.cat([data.x, table], dim=1), data.edge_index)
@@ -109,14 +107,10 @@ def tables_of_nodes(data: Data, ddp: Ddp) -> Results:
 def linkx(data: Data, ddp: Ddp) -> Results:
     """Rows of the adjacency are embedded: a weight for every node of the graph."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.lin = Parameter(torch.randn(data.num_nodes, 8)), Linear(14, 3)
+    @parts(table=lambda: Parameter(torch.randn(data.num_nodes, 8)), lin=(Linear, 14, 3))
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+        row, col = edge_index
+        a = torch.zeros(x.size(0), 8, dtype=x.dtype).index_add_(0, col, m.table[row])
+        return m.lin(torch.cat([a, x], dim=-1))
 
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            row, col = edge_index
-            a = torch.zeros(x.size(0), 8, dtype=x.dtype).index_add_(0, col, self.table[row])
-            return self.lin(torch.cat([a, x], dim=-1))
-
-    return trained(data, ddp, Model)
+    return trained(data, ddp, net)

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, descend, model_of, trained, weights
+from shared import Ddp, Results, named, programs
+from three_steps import descend, fitted, model_of, trained, weights
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch_geometric import transforms as T
+from torch_geometric import utils as U
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
-from torch_geometric.utils import (
-    add_remaining_self_loops,
-    add_self_loops,
-    coalesce,
-    contains_isolated_nodes,
-    contains_self_loops,
-    degree,
-    dropout_edge,
-    get_laplacian,
-    homophily,
-    index_sort,
-    is_undirected,
-    k_hop_subgraph,
-    remove_isolated_nodes,
-    remove_self_loops,
-    scatter,
-    sort_edge_index,
-    to_undirected,
-)
 
 Edges = tuple[Any, Any]
 
@@ -51,12 +35,7 @@ class Weighted(Module):
         return second(first(x, edge_index, more).relu(), edge_index, more)
 
 
-def loops(data: Data) -> Edges:
-    edge_index, _ = remove_self_loops(data.edge_index)
-    return add_self_loops(edge_index, num_nodes=data.num_nodes)[0], None
-
-
-def by_transforms(data: Data) -> Edges:
+def composed_with_undirected(data: Data) -> Edges:
     data = Data(x=data.x, edge_index=data.edge_index)
     chain = [T.RemoveSelfLoops(), T.ToUndirected(), T.NormalizeFeatures(), T.AddSelfLoops()]
     made = T.Compose(chain)(data)
@@ -64,57 +43,37 @@ def by_transforms(data: Data) -> Edges:
     return made.edge_index, None
 
 
-def turned_where_heavy(data: Data) -> Edges:
+def every_second_edge_turned(data: Data) -> Edges:
     turned = data.edge_weight > data.edge_weight.median()
     edge_index = torch.cat([data.edge_index[:, ~turned], data.edge_index[:, turned].flip(0)], 1)
     return edge_index, torch.cat([data.edge_weight[~turned], data.edge_weight[turned]])
 
 
-def two_types_joined(data: Data) -> Edges:
+def edges_of_two_types_joined(data: Data) -> Edges:
     first, second = data.edge_type == 0, (data.edge_type == 2).nonzero(as_tuple=True)[0]
     edge_index = torch.cat([data.edge_index[:, first], data.edge_index[:, second]], dim=-1)
     return edge_index, torch.cat([data.edge_weight[first], data.edge_weight[second] * 2])
 
 
-def heavy(data: Data) -> Edges:
+def heavy_edges(data: Data) -> Edges:
     mask = (data.edge_weight > data.edge_weight.mean()).byte().bool()
     return data.edge_index[:, mask], data.edge_attr[mask].abs().mean(dim=-1)
 
 
-def heavier_half(data: Data) -> Edges:
+def edges_by_order_of_weights(data: Data) -> Edges:
     order = data.edge_weight.argsort(descending=True)[: data.num_edges // 2]
     return data.edge_index[:, order], data.edge_weight[order]
 
 
-def both_ways(data: Data) -> Edges:
+def both_ways_with_attributes(data: Data) -> Edges:
     row, col = data.edge_index
     edge_index = torch.stack([torch.cat([row, col]), torch.cat([col, row])])
     return edge_index, torch.cat([data.edge_attr, -data.edge_attr])
 
 
-def standardised(data: Data) -> Edges:
+def degree_scaled_weights(data: Data) -> Edges:
     attr = (data.edge_attr - data.edge_attr.mean(0)) / data.edge_attr.std(0)
     return data.edge_index, attr.mean(-1).sigmoid()
-
-
-EDGES: dict[str, Callable[[Data], Edges]] = {
-    'self_loops_with_attributes': lambda data: add_remaining_self_loops(
-        data.edge_index, data.edge_weight, 1.0
-    ),
-    'self_loops_of_mean_attributes': lambda data: add_remaining_self_loops(
-        data.edge_index, data.edge_attr, fill_value='mean', num_nodes=data.num_nodes
-    ),
-    'composed_with_undirected': by_transforms,
-    'undirected_with_attributes': lambda data: to_undirected(data.edge_index, data.edge_attr),
-    'reversed_edges': lambda data: (data.edge_index.flip(0), data.edge_weight),
-    'both_ways_with_attributes': both_ways,
-    'heavy_edges': heavy,
-    'edges_by_order_of_weights': heavier_half,
-    'every_second_edge_turned': turned_where_heavy,
-    'edges_of_two_types_joined': two_types_joined,
-    'dropout_of_nothing': lambda data: (dropout_edge(data.edge_index, p=0.0)[0], None),
-    'degree_scaled_weights': standardised,
-}
 
 
 def transform_gcn_norm(data: Data) -> Edges:
@@ -123,9 +82,20 @@ def transform_gcn_norm(data: Data) -> Edges:
     return data.edge_index, data.edge_weight.double()
 
 
-NORMALISED: dict[str, Callable[[Data], Edges]] = {
-    'transform_gcn_norm': transform_gcn_norm,
-}
+EDGES: dict[str, Callable[[Data], Edges]] = {
+    'self_loops_with_attributes': lambda data: U.add_remaining_self_loops(
+        data.edge_index, data.edge_weight, 1.0
+    ),
+    'self_loops_of_mean_attributes': lambda data: U.add_remaining_self_loops(
+        data.edge_index, data.edge_attr, fill_value='mean', num_nodes=data.num_nodes
+    ),
+    'undirected_with_attributes': lambda data: U.to_undirected(data.edge_index, data.edge_attr),
+    'reversed_edges': lambda data: (data.edge_index.flip(0), data.edge_weight),
+    'dropout_of_nothing': lambda data: (U.dropout_edge(data.edge_index, p=0.0)[0], None),
+} | named(
+    *(composed_with_undirected, both_ways_with_attributes, heavy_edges, edges_by_order_of_weights),
+    *(every_second_edge_turned, edges_of_two_types_joined, degree_scaled_weights),
+)
 
 
 def with_edges(
@@ -138,20 +108,16 @@ def with_edges(
     return found | trained(data, ddp, lambda: Weighted(normalize), inputs=inputs)
 
 
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, make=make: with_edges(data, ddp, make) for name, make in EDGES.items()
-} | {
-    name: lambda data, ddp, make=make: with_edges(data, ddp, make, normalize=False)
-    for name, make in NORMALISED.items()
-}
+PROGRAMS = programs(with_edges, EDGES)
+PROGRAMS |= programs(partial(with_edges, normalize=False), named(transform_gcn_norm))
 
 
 def on_rows(data: Data, ddp: Ddp, rows: Tensor, edge_index: Tensor, *weight: Tensor) -> Results:
     """Three steps on some of the nodes, which have new places."""
     x, y = data.x[rows], data.y[rows]
     model = model_of(ddp)
-    losses = descend(lambda: F.cross_entropy(model(x, edge_index, *weight), y), model)
-    return {'nodes': x.size(0), 'losses': losses, 'weights': weights(model)}
+    found = fitted(lambda: F.cross_entropy(model(x, edge_index, *weight), y), model)
+    return {'nodes': x.size(0)} | found
 
 
 def subgraph_of_data(data: Data, ddp: Ddp) -> Results:
@@ -169,7 +135,7 @@ def subgraph_of_data(data: Data, ddp: Ddp) -> Results:
 
 
 def isolated_nodes_removed(data: Data, ddp: Ddp) -> Results:
-    edge_index, _, mask = remove_isolated_nodes(data.edge_index, num_nodes=data.num_nodes)
+    edge_index, _, mask = U.remove_isolated_nodes(data.edge_index, num_nodes=data.num_nodes)
     return {'mask': mask} | on_rows(data, ddp, mask, edge_index)
 
 
@@ -186,7 +152,7 @@ def around_nodes(data: Data, ddp: Ddp) -> Results:
     """Hops around a node, some, and those of training, with names of their own."""
     found = {}
     for nodes in (7, [1, 5, 9], data.train_mask.nonzero().view(-1)):
-        subset, edge_index, place, mask = k_hop_subgraph(
+        subset, edge_index, place, mask = U.k_hop_subgraph(
             nodes, 1, data.edge_index, relabel_nodes=True, num_nodes=data.num_nodes
         )
         x, y, model = data.x[subset], data.y[subset], model_of(ddp)
@@ -208,8 +174,8 @@ def node_beside_all(data: Data, ddp: Ddp) -> Results:
     edge_index = torch.cat([data.edge_index, more], dim=1)
     x = torch.cat([data.x, data.x.mean(0, keepdim=True)])
     model = model_of(ddp)
-    losses = descend(lambda: F.cross_entropy(model(x, edge_index)[:num], data.y), model)
-    return {'nodes': x.size(0), 'losses': losses, 'weights': weights(model)}
+    found = fitted(lambda: F.cross_entropy(model(x, edge_index)[:num], data.y), model)
+    return {'nodes': x.size(0)} | found
 
 
 def both_ends_at_once(data: Data, ddp: Ddp) -> Results:
@@ -224,24 +190,26 @@ def both_ends_at_once(data: Data, ddp: Ddp) -> Results:
 
 def what_utils_say(data: Data, ddp: Ddp) -> Results:
     e, n = data.edge_index, data.num_nodes
-    lap, weight = get_laplacian(e, data.edge_weight, 'rw', num_nodes=n)
+    lap, weight = U.get_laplacian(e, data.edge_weight, 'rw', num_nodes=n)
     ids, (flat, most) = e.unique(), torch.unique(e.flatten(), return_counts=True)
-    sorted_index, attr = sort_edge_index(e, data.edge_weight, num_nodes=n)
-    col, order = index_sort(e[1])
+    sorted_index, attr = U.sort_edge_index(e, data.edge_weight, num_nodes=n)
+    col, order = U.index_sort(e[1])
     return {
         'edges': [data.num_edges, data.num_edges / n, e[:, :5], e[0, :3].tolist()],
-        'undirected': is_undirected(e, num_nodes=n),
-        'loops': [contains_self_loops(e), data.has_self_loops()],
-        'isolated': [contains_isolated_nodes(e, n), data.has_isolated_nodes()],
-        'homophily': [homophily(e, data.y, method=m) for m in ('edge', 'node', 'edge_insensitive')],
-        'unique': coalesce(e, num_nodes=n).size(1),
-        'both': to_undirected(e, num_nodes=n).size(1),
-        'lap': scatter(weight, lap[1], 0, n),
+        'undirected': U.is_undirected(e, num_nodes=n),
+        'loops': [U.contains_self_loops(e), data.has_self_loops()],
+        'isolated': [U.contains_isolated_nodes(e, n), data.has_isolated_nodes()],
+        'homophily': [
+            U.homophily(e, data.y, method=m) for m in ('edge', 'node', 'edge_insensitive')
+        ],
+        'unique': U.coalesce(e, num_nodes=n).size(1),
+        'both': U.to_undirected(e, num_nodes=n).size(1),
+        'lap': U.scatter(weight, lap[1], 0, n),
         'ids': [ids.numel(), torch.equal(ids, flat), most.max().item(), int(e.max()) < n],
         'rows': data.x[ids].sum(0),
         'sorted': [sorted_index[:, :5], attr.sum().item(), col.max().item()],
-        'by destination': scatter(data.edge_weight[order], col, dim_size=n, reduce='sum'),
-        'degrees': degree(e[0], n).long().bincount(),
+        'by destination': U.scatter(data.edge_weight[order], col, dim_size=n, reduce='sum'),
+        'degrees': U.degree(e[0], n).long().bincount(),
     }
 
 
@@ -258,7 +226,7 @@ def one_layer_both_ways(data: Data, ddp: Ddp) -> Results:
             ids = torch.arange(x.size(0)).repeat(2, 1)
             there = self.propagate(torch.cat([edge_index, ids], 1), x=self.there(x))
             back = self.propagate(torch.cat([edge_index.flip(0), ids], 1), x=self.back(x))
-            both = to_undirected(edge_index, num_nodes=x.size(0))
+            both = U.to_undirected(edge_index, num_nodes=x.size(0))
             return there + back + self.also(x, edge_index[[1, 0]]) + self.largest(x, both)
 
     return trained(data, ddp, Conv)

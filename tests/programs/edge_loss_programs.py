@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Program, Results, descend, inner, mlp, model_of, supervised, trained
-from shared import weights as weights_of
+from shared import Ddp, Net, Results, mlp, named, parts, programs
+from three_steps import descend, fitted, inner, model_of, supervised, trained, weights
 from torch import Tensor
 from torch.nn import BatchNorm1d, Bilinear, Linear, Module, Parameter, PReLU
 from torch_geometric import seed_everything
@@ -69,25 +71,19 @@ def modularity(out: Tensor, data: Data) -> Tensor:
     return expected - within + s.sum(dim=0).norm() * 2 / data.num_nodes - 1
 
 
-LOSSES: dict[str, tuple[Callable[[Tensor, Data], Tensor], int]] = {  # and the width of the output
-    'weighted_smoothness': (weighted_smoothness, 3),
-    'links_against_random_pairs': (links_against_random_pairs, 5),
-    'links_against_negative_sampling': (links_against_negative_sampling, 5),
-    'corrupted_destinations': (corrupted_destinations, 5),
-    'agreement_of_ends': (agreement_of_ends, 3),
-    'modularity': (modularity, 4),
-}
-
-
-def of_loss(data: Data, ddp: Ddp, loss: Callable[[Tensor, Data], Tensor], num_out: int) -> Results:
+def of_loss(
+    data: Data, ddp: Ddp, loss: Callable[[Tensor, Data], Tensor], num_out: int = 3
+) -> Results:
     seed_everything(0)  # what negative_sampling of PyG draws from
     return trained(data, ddp, lambda: Net(6, 8, num_out), loss=lambda out: loss(out, data))
 
 
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, loss=loss, num=num: of_loss(data, ddp, loss, num)
-    for name, (loss, num) in LOSSES.items()
-}
+PROGRAMS = programs(of_loss, named(weighted_smoothness, agreement_of_ends))
+PROGRAMS |= programs(partial(of_loss, num_out=4), named(modularity))
+PROGRAMS |= programs(
+    partial(of_loss, num_out=5),
+    named(links_against_random_pairs, links_against_negative_sampling, corrupted_destinations),
+)
 
 
 def dirichlet_energy(data: Data, ddp: Ddp) -> Results:
@@ -112,17 +108,12 @@ class EdgeMLP(Module):
         return self.mlp(torch.cat([x[row], x[col], edge_attr], dim=-1))
 
 
-class Ends(Module):
+@parts(net=(Net, 6, 8, 5), out=(Linear, 10, 3), bilinear=(Bilinear, 5, 5, 3))
+def ends_(m: Any, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
     """Edges after convs: a linear and a bilinear form of both ends."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.out, self.bilinear = Net(6, 8, 5), Linear(10, 3), Bilinear(5, 5, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        h = self.net(x, edge_index)
-        src, dst = h[edge_index[0]], h[edge_index[1]]
-        return self.out(torch.cat([src, dst], dim=1)) + self.bilinear(src, dst)
+    h = m.net(x, edge_index)
+    src, dst = h[edge_index[0]], h[edge_index[1]]
+    return m.out(torch.cat([src, dst], dim=1)) + m.bilinear(src, dst)
 
 
 def on_edges(data: Data, ddp: Ddp, make: Callable[[], Module], train: Tensor) -> Results:
@@ -139,23 +130,19 @@ def on_edges(data: Data, ddp: Ddp, make: Callable[[], Module], train: Tensor) ->
 
 
 def edges_split_at_random(data: Data, ddp: Ddp) -> Results:
-    return on_edges(data, ddp, Ends, torch.rand(data.edge_index.size(1)) < 0.6)
+    return on_edges(data, ddp, ends_, torch.rand(data.edge_index.size(1)) < 0.6)
 
 
 def links_drawn_in_every_step(data: Data, ddp: Ddp) -> Results:
     """Messages along a half of the edges, the other half is to be found; attributes go along."""
     random.seed(0)
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.mlp, self.edge = GraphConv(6, 8), Linear(8, 1), mlp(4, 6, 1)
+    @parts(conv=(GraphConv, 6, 8), mlp=(Linear, 8, 1), edge=(mlp, 4, 6, 1))
+    def net(m: Any, x: Tensor, e: Tensor, attr: Tensor, ends: Tensor) -> Tensor:
+        z = m.conv(x, e, m.edge(attr).sigmoid().view(-1)).relu()
+        return m.mlp(z[ends[0]] * z[ends[1]]).view(-1)
 
-        def forward(self, x: Tensor, e: Tensor, attr: Tensor, ends: Tensor) -> Tensor:
-            z = self.conv(x, e, self.edge(attr).sigmoid().view(-1)).relu()
-            return self.mlp(z[ends[0]] * z[ends[1]]).view(-1)
-
-    model = model_of(ddp, Model)
+    model = model_of(ddp, net)
 
     def loss_of() -> Tensor:
         perm = torch.randperm(data.num_edges)
@@ -166,7 +153,7 @@ def links_drawn_in_every_step(data: Data, ddp: Ddp) -> Results:
         out = model(data.x, data.edge_index[:, kept], data.edge_attr[kept], ends)
         return F.binary_cross_entropy_with_logits(out, target)
 
-    return {'losses': descend(loss_of, model), 'weights': weights_of(model)}
+    return fitted(loss_of, model)
 
 
 def node_labels_from_edges(data: Data, ddp: Ddp) -> Results:
@@ -190,17 +177,13 @@ def edge_type_statistics(data: Data, ddp: Ddp) -> Results:
 
 
 def autoencoders(data: Data, ddp: Ddp) -> Results:
-    class Encoder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.mu, self.logstd = GCNConv(6, 8), GCNConv(8, 4), GCNConv(8, 4)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-            h = self.conv(x, edge_index).relu()
-            return self.mu(h, edge_index), self.logstd(h, edge_index)
+    @parts(conv=(GCNConv, 6, 8), mu=(GCNConv, 8, 4), logstd=(GCNConv, 8, 4))
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        h = m.conv(x, edge_index).relu()
+        return m.mu(h, edge_index), m.logstd(h, edge_index)
 
     seed_everything(0)
-    gae, model = GAE(model_of(ddp, lambda: Net(6, 8, 5))), model_of(ddp, lambda: VGAE(Encoder()))
+    gae, model = GAE(model_of(ddp, lambda: Net(6, 8, 5))), model_of(ddp, lambda: VGAE(net()))
 
     def loss_of() -> Tensor:
         plain = gae.recon_loss(gae.encode(data.x, data.edge_index), data.edge_index)
@@ -212,7 +195,7 @@ def autoencoders(data: Data, ddp: Ddp) -> Results:
         )
 
     losses = descend(loss_of, [*gae.parameters(), *model.parameters()])
-    return {'losses': losses, 'gae': weights_of(gae.encoder), 'vgae': weights_of(model)}
+    return {'losses': losses, 'gae': weights(gae.encoder), 'vgae': weights(model)}
 
 
 # Without labels
@@ -235,26 +218,24 @@ def canonical_correlation(a: Tensor, b: Tensor) -> Tensor:
 def on_views(data: Data, ddp: Ddp) -> Results:
     model = model_of(ddp, lambda: Net(6, 8, 5))
     x, e = views(data), data.edge_index
-    losses = descend(lambda: canonical_correlation(model(x[0], e), model(x[1], e)), model)
-    return {'losses': losses, 'weights': weights_of(model)}
+    return fitted(lambda: canonical_correlation(model(x[0], e), model(x[1], e)), model)
 
 
 def bgrl(data: Data, ddp: Ddp) -> Results:
     """Bootstrapped: augmentations in place, two views through one model, a predictor."""
 
-    class Encoder(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.bn = GCNConv(6, 8, bias=False), BatchNorm1d(8, momentum=0.01)
-            self.act = PReLU()
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.act(self.bn(self.conv(x, edge_index)))
+    @parts(
+        conv=partial(GCNConv, 6, 8, bias=False),
+        bn=partial(BatchNorm1d, 8, momentum=0.01),
+        act=PReLU,
+    )
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+        return m.act(m.bn(m.conv(x, edge_index)))
 
     class Model(Module):
         def __init__(self) -> None:
             super().__init__()
-            self.online, self.predictor = Encoder(), MLP([8, 8, 8], norm='batch_norm')
+            self.online, self.predictor = net(), MLP([8, 8, 8], norm='batch_norm')
             self.target = copy.deepcopy(self.online).requires_grad_(False)
 
         def forward(self, x1: Tensor, e1: Tensor, x2: Tensor, e2: Tensor) -> Tensor:
@@ -274,36 +255,31 @@ def bgrl(data: Data, ddp: Ddp) -> Results:
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=0.01, weight_decay=1e-3
     )
-    losses = []
+    losses: list[float] = []
     for _ in range(3):
-        loss = model(*augmented(0.3), *augmented(0.2))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        losses += descend(lambda: model(*augmented(0.3), *augmented(0.2)), optimizer, steps=1)
         pair = inner(model).target.parameters(), inner(model).online.parameters()
         for p, q in zip(*pair, strict=True):
             p.data.mul_(0.99).add_(q.data, alpha=0.01)
-        losses.append(loss.item())
-    return {'losses': losses, 'weights': weights_of(model)}
+    return {'losses': losses, 'weights': weights(model)}
 
 
 def infomax_by_hand(data: Data, ddp: Ddp) -> Results:
     """DGI: rows shuffled by randperm, a bilinear discriminator, lists of ones and zeros."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gcn, self.disc = GCNConv(6, 8), Bilinear(8, 8, 1)
-            self.weight = Parameter(torch.randn(8, 8) / 8)
+    @parts(
+        gcn=(GCNConv, 6, 8),
+        disc=(Bilinear, 8, 8, 1),
+        weight=lambda: Parameter(torch.randn(8, 8) / 8),
+    )
+    def net(m: Any, x: Tensor, shuffled: Tensor, edge_index: Tensor) -> Tensor:
+        h1, h2 = m.gcn(x, edge_index).relu(), m.gcn(shuffled, edge_index).relu()
+        c = h1.mean(0).sigmoid()
+        product = (h2 @ (m.weight @ c)).unsqueeze(1)
+        c = c.expand_as(h1).contiguous()
+        return torch.cat([m.disc(h1, c), m.disc(h2, c) + product], 1)
 
-        def forward(self, x: Tensor, shuffled: Tensor, edge_index: Tensor) -> Tensor:
-            h1, h2 = self.gcn(x, edge_index).relu(), self.gcn(shuffled, edge_index).relu()
-            c = h1.mean(0).sigmoid()
-            product = (h2 @ (self.weight @ c)).unsqueeze(1)
-            c = c.expand_as(h1).contiguous()
-            return torch.cat([self.disc(h1, c), self.disc(h2, c) + product], 1)
-
-    model = model_of(ddp, Model)
+    model = model_of(ddp, net)
     labels = torch.cat([torch.ones(data.num_nodes, 1), torch.zeros(data.num_nodes, 1)], 1).double()
 
     def loss_of() -> Tensor:
@@ -311,4 +287,4 @@ def infomax_by_hand(data: Data, ddp: Ddp) -> Results:
         logits = model(data.x, data.x[idx], data.edge_index)
         return F.binary_cross_entropy_with_logits(logits, labels)
 
-    return {'losses': descend(loss_of, model), 'weights': weights_of(model)}
+    return fitted(loss_of, model)

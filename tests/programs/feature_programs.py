@@ -6,20 +6,15 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, trained
+from shared import Ddp, Results, named, programs
+from three_steps import trained
 from torch import Tensor
 from torch_geometric import transforms as T
 from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
 
-def with_x(data: Data, ddp: Ddp, x: Tensor) -> Results:
-    """Three steps with these features, which are results too."""
-    data.x = x
-    return {'x': x} | trained(data, ddp)
-
-
-def of_training_nodes(data: Data) -> Tensor:
+def mean_and_std_of_training_nodes(data: Data) -> Tensor:
     known = data.x[data.train_mask]
     mean, std = known.mean(0, keepdim=True), known.std(0, keepdim=True)
     return (data.x - mean) / (std + 1e-6)
@@ -41,14 +36,14 @@ def whitened_targets(data: Data) -> Tensor:
     return torch.cat([fitted, torch.cholesky_solve(x.t(), torch.linalg.cholesky(gram)).t()], 1)
 
 
-def without_the_most_correlated(data: Data) -> Tensor:
+def correlations(data: Data) -> Tensor:
     z = (data.x - data.x.mean(0)) / data.x.std(0)
     corr = torch.einsum('ni,nj->ij', z, z) / (data.num_nodes - 1)
     worst = (corr - torch.eye(z.size(1))).abs().max(dim=0).values.argmax()
     return data.x[:, torch.arange(z.size(1)) != worst]
 
 
-def distances_to_class_means(data: Data) -> Tensor:
+def class_means_as_features(data: Data) -> Tensor:
     """Of training nodes by a product, of all by masks."""
     one_hot = F.one_hot(data.y, 3).double() * data.train_mask.view(-1, 1)
     means = (one_hot.t() @ data.x) / one_hot.sum(0).view(-1, 1)
@@ -72,7 +67,7 @@ def outliers_and_missing_values(data: Data) -> Tensor:
     return x.masked_fill(missing, 0.0) + missing * mean
 
 
-def labels_where_known(data: Data) -> Tensor:
+def labels_as_features(data: Data) -> Tensor:
     """Known labels go in where the mask is set (UniMP), by item assignment."""
     known = torch.zeros(data.num_nodes, 3, dtype=torch.double)
     known[data.train_mask] = F.one_hot(data.y[data.train_mask], 3).double()
@@ -93,7 +88,7 @@ def degrees(data: Data) -> Tensor:
     return torch.cat([each.double() for each in parts], dim=-1)
 
 
-def of_other_kinds(data: Data) -> Tensor:
+def numbers_of_other_kinds(data: Data) -> Tensor:
     """Halves, ints, bools and complex numbers made from features."""
     x, (row, col) = data.x, data.edge_index
     phase = torch.polar(x.abs() + 0.1, x)
@@ -103,7 +98,7 @@ def of_other_kinds(data: Data) -> Tensor:
     return torch.cat([moved.real, moved.imag, moved.abs(), *whole, x.half().double()], 1) / 10
 
 
-def propagated_where_missing(data: Data) -> Tensor:
+def features_propagated_where_missing(data: Data) -> Tensor:
     """Unknown entries are filled by neighbours, known ones are kept."""
     known = data.x > 1.2
     x = torch.where(known, data.x, torch.zeros_like(data.x))
@@ -116,7 +111,7 @@ def propagated_where_missing(data: Data) -> Tensor:
     return out
 
 
-def changed_in_place(data: Data) -> Tensor:
+def features_changed_in_place(data: Data) -> Tensor:
     data.x[data.test_mask] = 0
     data.x[data.val_mask, 1:3] = -1.0
     data.x.add_(0.5).mul_(data.x > 0)
@@ -141,28 +136,26 @@ def column_masks_and_blocks(data: Data) -> Tensor:
     return x
 
 
-FEATURES: dict[str, Callable[[Data], Tensor]] = {
-    'mean_and_std_of_training_nodes': of_training_nodes,
-    'whitened': whitened,
-    'whitened_targets': whitened_targets,
-    'correlations': without_the_most_correlated,
-    'transforms_composed': lambda data: (
-        T.Compose([T.Constant(2.0), T.NormalizeFeatures(['x']), T.ToDevice('cpu')])(data).x
+def transforms_composed(data: Data) -> Tensor:
+    chain = [T.Constant(2.0), T.NormalizeFeatures(['x']), T.ToDevice('cpu')]
+    return T.Compose(chain)(data).x
+
+
+def with_x(data: Data, ddp: Ddp, make: Callable[[Data], Tensor]) -> Results:
+    """Three steps with these features, which are results too."""
+    data.x = x = make(data)
+    return {'x': x} | trained(data, ddp)
+
+
+PROGRAMS = programs(
+    with_x,
+    named(
+        *(mean_and_std_of_training_nodes, whitened, whitened_targets, correlations),
+        *(transforms_composed, class_means_as_features, some_columns, outliers_and_missing_values),
+        *(labels_as_features, degrees, numbers_of_other_kinds, features_propagated_where_missing),
+        *(features_changed_in_place, column_masks_and_blocks),
     ),
-    'class_means_as_features': distances_to_class_means,
-    'some_columns': some_columns,
-    'outliers_and_missing_values': outliers_and_missing_values,
-    'labels_as_features': labels_where_known,
-    'degrees': degrees,
-    'numbers_of_other_kinds': of_other_kinds,
-    'features_propagated_where_missing': propagated_where_missing,
-    'features_changed_in_place': changed_in_place,
-    'column_masks_and_blocks': column_masks_and_blocks,
-}
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, make=make: with_x(data, ddp, make(data))
-    for name, make in FEATURES.items()
-}
+)
 
 
 def ranks_and_ties(data: Data, ddp: Ddp) -> Results:

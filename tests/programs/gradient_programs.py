@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from ddp_model import Net
-from shared import Ddp, Program, Results, inner, model_of, supervised
+from shared import Ddp, Results, named, parts, programs
+from three_steps import inner, model_of, supervised
 from torch import Tensor
 from torch.nn import Linear, Module
 from torch.utils.checkpoint import checkpoint
@@ -114,37 +116,26 @@ def unused_parameters(data: Data, ddp: Ddp) -> Results:
     return grads(model)
 
 
-class TwoGraphs(Module):
-    """A layer that is used twice, on two edge_indices."""
+def a_layer_used_twice(data: Data, ddp: Ddp) -> Results:
+    """On two edge_indices."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = GCNConv(6, 6)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    @parts(conv=(GCNConv, 6, 6))
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
         src, dst = edge_index
         half = edge_index[:, src % 2 == dst % 2]
-        h = self.conv(x, edge_index).tanh()
-        return self.conv(h, half)[:, :3]
+        return m.conv(m.conv(x, edge_index).tanh(), half)[:, :3]
 
-
-def a_layer_used_twice(data: Data, ddp: Ddp) -> Results:
-    model = model_of(ddp, TwoGraphs)
+    model = model_of(ddp, net)
     loss_of(model, data).backward()
     return grads(model)
 
 
-class Embedded(Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.kinds, self.conv = torch.nn.Embedding(5, 6, sparse=True), SAGEConv(6, 3)
-
-    def forward(self, kinds: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv(self.kinds(kinds), edge_index)
-
-
 def sparse_gradient(data: Data, ddp: Ddp) -> Results:
-    model = model_of(ddp, Embedded)
+    @parts(kinds=partial(torch.nn.Embedding, 5, 6, sparse=True), conv=(SAGEConv, 6, 3))
+    def net(m: Any, kinds: Tensor, edge_index: Tensor) -> Tensor:
+        return m.conv(m.kinds(kinds), edge_index)
+
+    model = model_of(ddp, net)
     for _ in range(2):
         supervised(model(data.y, data.edge_index), data).backward()
     return {'grads': [p.grad.to_dense() for p in model.parameters()]}
@@ -163,21 +154,16 @@ def leaves_beside_the_model(data: Data, ddp: Ddp) -> Results:
     return grads(model, other) | {'x': x.grad, 'y': y.grad}
 
 
-class Checkpointed(Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = SAGEConv(6, 8), GATConv(8, 4, heads=2)
-        self.head = Linear(8, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        h = checkpoint(self.first, x, edge_index, use_reentrant=True).tanh()
-        h = checkpoint(self.second, h, edge_index, use_reentrant=True)
-        return self.head(checkpoint(self.second, h, edge_index, use_reentrant=True))
+@parts(first=(SAGEConv, 6, 8), second=partial(GATConv, 8, 4, heads=2), head=(Linear, 8, 3))
+def checkpointed_layers(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    h = checkpoint(m.first, x, edge_index, use_reentrant=True).tanh()
+    h = checkpoint(m.second, h, edge_index, use_reentrant=True)
+    return m.head(checkpoint(m.second, h, edge_index, use_reentrant=True))
 
 
-def _inside(data: Data, ddp: Ddp, x: Tensor) -> list[Module]:
+def reentrant_checkpoint_inside(data: Data, ddp: Ddp, x: Tensor) -> list[Module]:
     """Hooks of parameters run once for a backward."""
-    model, calls = model_of(ddp, Checkpointed), list[Tensor]()
+    model, calls = model_of(ddp, checkpointed_layers), list[Tensor]()
     next(model.parameters()).register_post_accumulate_grad_hook(calls.append)
     for _ in range(2):
         supervised(model(x, data.edge_index), data).backward()
@@ -185,29 +171,28 @@ def _inside(data: Data, ddp: Ddp, x: Tensor) -> list[Module]:
     return [model]
 
 
-def _around(data: Data, ddp: Ddp, x: Tensor) -> list[Module]:
+def checkpoint_around(data: Data, ddp: Ddp, x: Tensor) -> list[Module]:
     model = model_of(ddp, Net)
     supervised(checkpoint(model, 2 * x, data.edge_index, use_reentrant=False), data).backward()
     return [model]
 
 
-def _reentrant_around(data: Data, ddp: Ddp, x: Tensor) -> list[Module]:
+def reentrant_checkpoint_around(data: Data, ddp: Ddp, x: Tensor) -> list[Module]:
     first, second = model_of(ddp, lambda: GCNConv(6, 6)), model_of(ddp, Net)
     h = checkpoint(first, 2 * x, data.edge_index, use_reentrant=True)
     supervised(checkpoint(second, h, data.edge_index, use_reentrant=True), data).backward()
     return [first, second]
 
 
-def _with_checkpoint(make: Callable[[Data, Ddp, Tensor], list[Module]]) -> Program:
-    def program(data: Data, ddp: Ddp) -> Results:
-        x = data.x.clone().requires_grad_()
-        return grads(*make(data, ddp, x)) | {'x': x.grad}
-
-    return program
+Trained = Callable[[Data, Ddp, Tensor], list[Module]]
 
 
-PROGRAMS: dict[str, Program] = {
-    'reentrant_checkpoint_inside': _with_checkpoint(_inside),
-    'checkpoint_around': _with_checkpoint(_around),
-    'reentrant_checkpoint_around': _with_checkpoint(_reentrant_around),
-}
+def with_checkpoint(data: Data, ddp: Ddp, train: Trained) -> Results:
+    x = data.x.clone().requires_grad_()
+    return grads(*train(data, ddp, x)) | {'x': x.grad}
+
+
+PROGRAMS = programs(
+    with_checkpoint,
+    named(reentrant_checkpoint_inside, checkpoint_around, reentrant_checkpoint_around),
+)

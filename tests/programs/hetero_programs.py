@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import (
-    Ddp,
-    Program,
-    Results,
-    descend,
-    inner,
-    mlp,
-    model_of,
-    supervised,
-    trained,
-    weights,
-)
+from shared import Ddp, Results, mlp, parts, programs
+from three_steps import fitted, inner, model_of, supervised, trained
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, Module, ModuleDict, ModuleList, Parameter
 from torch_geometric import nn as pyg
@@ -48,19 +39,6 @@ class Encoded(Module):
         return self.out(out['paper'] if isinstance(out, dict) else out)
 
 
-class Twice(Module):
-    """HeteroConv twice, with a ReLU between; types that get nothing stay."""
-
-    def __init__(self, make: Callable[[], HeteroConv]) -> None:
-        super().__init__()
-        self.convs = ModuleList(make() for _ in range(2))
-
-    def forward(self, x_dict: XDict, edges: EdgeDict) -> XDict:
-        for conv in self.convs:
-            x_dict = x_dict | {name: x.relu() for name, x in conv(x_dict, edges).items()}
-        return x_dict
-
-
 class Normed(Module):
     """Skips, a batch norm of every type, and norms of PyG on all types one after another."""
 
@@ -83,14 +61,13 @@ class Normed(Module):
 
 
 class Gnn(Module):
-    """What to_hetero makes a model of types of; convs without widths get them at first."""
+    """What to_hetero makes a model of types of; layers without widths get them at first."""
 
-    def __init__(self, lazy: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        num = (-1, -1) if lazy else (8, 8)
-        self.lin = torch.nn.LazyLinear(8) if lazy else Linear(8, 8)
-        self.conv1, self.norm = SAGEConv(num, 8, aggr='max'), BatchNorm1d(8)
-        self.conv2 = GATConv(num, 8, add_self_loops=False)
+        self.lin, self.norm = torch.nn.LazyLinear(8), BatchNorm1d(8)
+        self.conv1 = SAGEConv((-1, -1), 8, aggr='max')
+        self.conv2 = GATConv((-1, -1), 8, add_self_loops=False)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = self.norm(self.conv1(self.lin(x), edge_index)).relu()
@@ -140,20 +117,21 @@ class PairConv(MessagePassing):
         return self.bn(v_j) * alpha.unsqueeze(-1)
 
 
+def encoded(data: HeteroData, ddp: Ddp, make: Layers) -> Results:
+    return trained(data, ddp, lambda: Encoded(data, make), lr=0.1)
+
+
 LAYERS: dict[str, Layers] = {
     'norms_of_types': Normed,
     'relations_one_by_one': OneByOne,
     'own_conv_between_types': lambda data: HeteroConv({e: PairConv() for e in data.edge_types}),
 }
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, make=make: trained(data, ddp, lambda: Encoded(data, make), lr=0.1)
-    for name, make in LAYERS.items()
-}
+PROGRAMS = programs(encoded, LAYERS)
 
 
 def to_hetero_of_lazy_layers(data: HeteroData, ddp: Ddp) -> Results:
     torch.manual_seed(0)
-    model = to_hetero(Gnn(lazy=True).double(), data.metadata(), aggr='sum')
+    model = to_hetero(Gnn().double(), data.metadata(), aggr='sum')
     with torch.no_grad():
         model(data.x_dict, data.edge_index_dict)
     return trained(data, ddp, lambda: model, loss=lambda out: out['paper'].pow(2).mean())
@@ -162,21 +140,19 @@ def to_hetero_of_lazy_layers(data: HeteroData, ddp: Ddp) -> Results:
 def attention_over_meta_paths(data: HeteroData, ddp: Ddp) -> Results:
     """HAN, whose attention takes means over all nodes of a type; its weights are a regulariser."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin = pyg.HeteroDictLinear(dict(WIDTHS), 8)
-            self.conv = pyg.HANConv(8, 8, data.metadata(), heads=2)
-            self.out = Linear(8, 3)
-
-        def forward(self, x_dict: XDict, edges: EdgeDict) -> tuple[Tensor, Tensor]:
-            out, shares = self.conv(self.lin(x_dict), edges, return_semantic_attention_weights=True)
-            return self.out(out['paper']), shares['paper']
+    @parts(
+        lin=lambda: pyg.HeteroDictLinear(dict(WIDTHS), 8),
+        conv=lambda: pyg.HANConv(8, 8, data.metadata(), heads=2),
+        out=(Linear, 8, 3),
+    )
+    def net(m: Any, x_dict: XDict, edges: EdgeDict) -> tuple[Tensor, Tensor]:
+        out, shares = m.conv(m.lin(x_dict), edges, return_semantic_attention_weights=True)
+        return m.out(out['paper']), shares['paper']
 
     def loss(out: tuple[Tensor, Tensor]) -> Tensor:
         return supervised(out[0], data) + 0.1 * (out[1] * out[1].log()).sum()
 
-    return trained(data, ddp, Model, loss=loss)
+    return trained(data, ddp, net, loss=loss)
 
 
 def a_relation_left_out(data: HeteroData, ddp: Ddp) -> Results:
@@ -187,12 +163,17 @@ def a_relation_left_out(data: HeteroData, ddp: Ddp) -> Results:
         if key[1] not in ('in', 'rev_writes')
     }
 
-    def make() -> Module:
-        def convs() -> HeteroConv:
-            return HeteroConv({e: pyg.GraphConv((8, 8), 8) for e in edges}, aggr='max')
+    def layer() -> HeteroConv:
+        return HeteroConv({e: pyg.GraphConv((8, 8), 8) for e in edges}, aggr='max')
 
-        return Encoded(data, lambda data: Twice(convs))
+    @parts(convs=lambda: ModuleList(layer() for _ in range(2)))
+    def twice(m: Any, x_dict: XDict, edges: EdgeDict) -> XDict:
+        """With a ReLU between; types that get nothing stay."""
+        for conv in m.convs:
+            x_dict = x_dict | {name: x.relu() for name, x in conv(x_dict, edges).items()}
+        return x_dict
 
+    make = partial(Encoded, data, lambda data: twice())
     return trained(data, ddp, make, inputs=(data.x_dict, edges))
 
 
@@ -202,20 +183,18 @@ def one_graph_of_all_types(data: HeteroData, ddp: Ddp) -> Results:
         data[name].x = F.pad(data[name].x, (0, 6 - data[name].x.size(1)))
     whole = data.to_homogeneous(node_attrs=['x'], add_node_type=True, add_edge_type=True)
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.emb = torch.nn.Embedding(3, 6)
-            self.conv1 = pyg.RGCNConv(6, 8, len(data.edge_types), num_bases=2)
-            self.conv2 = pyg.FiLMConv(8, 3, len(data.edge_types))
+    @parts(
+        emb=(torch.nn.Embedding, 3, 6),
+        conv1=lambda: pyg.RGCNConv(6, 8, len(data.edge_types), num_bases=2),
+        conv2=lambda: pyg.FiLMConv(8, 3, len(data.edge_types)),
+    )
+    def net(m: Any) -> Tensor:
+        x = whole.x + m.emb(whole.node_type)
+        x = m.conv1(x, whole.edge_index, whole.edge_type).relu()
+        out = m.conv2(x, whole.edge_index, whole.edge_type)
+        return out[whole.node_type == data.node_types.index('paper')]
 
-        def forward(self) -> Tensor:
-            x = whole.x + self.emb(whole.node_type)
-            x = self.conv1(x, whole.edge_index, whole.edge_type).relu()
-            out = self.conv2(x, whole.edge_index, whole.edge_type)
-            return out[whole.node_type == data.node_types.index('paper')]
-
-    return {'nodes': whole.num_nodes} | trained(data, ddp, Model, inputs=())
+    return {'nodes': whole.num_nodes} | trained(data, ddp, net, inputs=())
 
 
 # Rows and edges of types before training
@@ -253,7 +232,7 @@ def losses_of_two_types(data: HeteroData, ddp: Ddp) -> Results:
         smooth = (weight * (out[src] - out[dst]).pow(2).sum(dim=-1)).sum() / weight.sum()
         return F.cross_entropy(out, data['paper'].y) + 0.5 * author + 0.1 * smooth
 
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    return fitted(loss_of, model)
 
 
 def features_by_hand(data: HeteroData, ddp: Ddp) -> Results:
@@ -308,24 +287,21 @@ def clones_and_stores(data: HeteroData, ddp: Ddp) -> Results:
 def a_type_shuffled_for_contrast(data: HeteroData, ddp: Ddp) -> Results:
     """HDGI: the features of every type shuffled by a permutation of its own."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encode = ModuleDict({name: Linear(width, 8) for name, width in WIDTHS.items()})
-            self.conv = HeteroConv({e: SAGEConv((8, 8), 8) for e in data.edge_types})
-            self.disc = Parameter(torch.eye(8))
+    @parts(
+        encode=lambda: ModuleDict({name: Linear(width, 8) for name, width in WIDTHS.items()}),
+        conv=lambda: HeteroConv({e: SAGEConv((8, 8), 8) for e in data.edge_types}),
+        disc=lambda: Parameter(torch.eye(8)),
+    )
+    def net(m: Any, x_dict: XDict, edges: EdgeDict) -> Tensor:
+        x_dict = {name: m.encode[name](x).tanh() for name, x in x_dict.items()}
+        mixed = {k: x[torch.randperm(x.size(0))] for k, x in x_dict.items()}
+        z, other = m.conv(x_dict, edges), m.conv(mixed, edges)
+        total = 0
+        for name in WIDTHS:
+            summary = z[name].mean(dim=0).sigmoid()
+            right, wrong = (each[name] @ (m.disc @ summary) for each in (z, other))
+            total = total - F.logsigmoid(right).mean() - F.logsigmoid(-wrong).mean()
+        return total
 
-        def forward(self, x_dict: XDict, edges: EdgeDict) -> Tensor:
-            x_dict = {name: self.encode[name](x).tanh() for name, x in x_dict.items()}
-            mixed = {k: x[torch.randperm(x.size(0))] for k, x in x_dict.items()}
-            z, other = self.conv(x_dict, edges), self.conv(mixed, edges)
-            total = 0
-            for name in WIDTHS:
-                summary = z[name].mean(dim=0).sigmoid()
-                right, wrong = (each[name] @ (self.disc @ summary) for each in (z, other))
-                total = total - F.logsigmoid(right).mean() - F.logsigmoid(-wrong).mean()
-            return total
-
-    model = model_of(ddp, Model)
-    losses = descend(lambda: model(data.x_dict, data.edge_index_dict), model)
-    return {'losses': losses, 'weights': weights(model)}
+    model = model_of(ddp, net)
+    return fitted(lambda: model(data.x_dict, data.edge_index_dict), model)

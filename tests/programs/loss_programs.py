@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Program, Results, descend, model_of, supervised, trained, weights
+from shared import Ddp, Net, Results, named, programs
+from three_steps import descend, model_of, supervised, trained, weights
 from torch import Tensor
 from torch.nn import Parameter
 from torch_geometric.data import Data
 
 
-def fit(data: Data, ddp: Ddp, loss: object, num_out: int = 3, lr: float = 0.05) -> Results:
+def fit(data: Data, ddp: Ddp, loss: Callable[[Tensor, Data], Tensor], num_out: int = 3) -> Results:
     """Three steps of a loss of the output and the data."""
-    return trained(
-        data,
-        ddp,
-        lambda: Net(data.num_features, 8, num_out),
-        loss=lambda out: loss(out, data),  # type: ignore[operator]
-        lr=lr,
-    )
+    make = partial(Net, data.num_features, 8, num_out)
+    return trained(data, ddp, make, loss=lambda out: loss(out, data))
 
 
 def of_all(out: Tensor, data: Data) -> Tensor:
@@ -47,7 +46,7 @@ def train_idx(out: Tensor, data: Data) -> Tensor:
     return F.nll_loss(log_prob[idx], data.y[idx]) * idx.numel() / 9 - picked[idx].mean()
 
 
-def focal(out: Tensor, data: Data) -> Tensor:
+def focal_loss(out: Tensor, data: Data) -> Tensor:
     values = of_known(out, data, reduction='none')
     return ((1 - torch.exp(-values)) ** 2 * values).mean()
 
@@ -80,7 +79,7 @@ def logit_adjustment(out: Tensor, data: Data) -> Tensor:
     return supervised(out + prior.log(), data)
 
 
-def small_losses_first(out: Tensor, data: Data) -> Tensor:
+def noisy_labels(out: Tensor, data: Data) -> Tensor:
     values = of_known(out, data, reduction='none')
     return values.topk(int(data.train_mask.sum()) // 2, largest=False).values.mean()
 
@@ -101,18 +100,18 @@ def triplets(out: Tensor, data: Data) -> Tensor:
     return loss + F.triplet_margin_loss(out, data.x, drawn)
 
 
-def random_pairs(out: Tensor, data: Data) -> Tensor:
+def margin_of_random_pairs(out: Tensor, data: Data) -> Tensor:
     a, b = torch.randint(data.num_nodes, (2, 64))
     sign = torch.sign(data.x[a, 0] - data.x[b, 0])
     return F.margin_ranking_loss(out[a, 0], out[b, 0], sign, margin=0.2)
 
 
-def neighbours_in_order(z: Tensor, data: Data) -> Tensor:
+def shifted_neighbours(z: Tensor, data: Data) -> Tensor:
     """Every node against the one before it, and in reverse."""
     return F.mse_loss(z, z.roll(1, 0)) + (z * z.flip(0)).tanh().mean() + F.cross_entropy(z, data.y)
 
 
-def equally_many(z: Tensor, data: Data) -> Tensor:
+def equally_many_of_two_classes(z: Tensor, data: Data) -> Tensor:
     """Masks of as many rows each, paired by their order."""
     a = (data.y == 0).cumsum(0) * (data.y == 0)
     b = (data.y == 1).cumsum(0) * (data.y == 1)
@@ -121,38 +120,30 @@ def equally_many(z: Tensor, data: Data) -> Tensor:
     return F.cross_entropy(z, data.y) - F.mse_loss(z[first], z[second]).tanh() + both.mean()
 
 
-LOSSES: dict[str, tuple[object, int]] = {  # and the width of the output
-    'ignored_labels': (ignored_labels, 3),
-    'sum_over_count': (sum_over_count, 3),
-    'unreduced_times_mask': (
-        lambda out, data: (of_all(out, data) * data.train_mask).sum() / data.train_mask.sum(),
-        3,
+def unreduced_times_mask(out: Tensor, data: Data) -> Tensor:
+    return (of_all(out, data) * data.train_mask).sum() / data.train_mask.sum()
+
+
+def smooth_l1_by_norms(out: Tensor, data: Data) -> Tensor:
+    return F.smooth_l1_loss(out, data.x.norm(dim=-1, keepdim=True) / 9)
+
+
+def norm_of_activations(out: Tensor, data: Data) -> Tensor:
+    return supervised(out, data) + 0.01 * out.norm(p=2) + 1e-3 * out.abs().sum()
+
+
+PROGRAMS = programs(
+    fit,
+    named(
+        *(ignored_labels, sum_over_count, unreduced_times_mask, train_idx, focal_loss),
+        *(soft_targets, multi_label, loss_per_class, logit_adjustment, noisy_labels),
+        *(margin_of_random_pairs, norm_of_activations, shifted_neighbours),
+        equally_many_of_two_classes,
     ),
-    'train_idx': (train_idx, 3),
-    'focal_loss': (focal, 3),
-    'soft_targets': (soft_targets, 3),
-    'multi_label': (multi_label, 3),
-    'loss_per_class': (loss_per_class, 3),
-    'logit_adjustment': (logit_adjustment, 3),
-    'noisy_labels': (small_losses_first, 3),
-    'smooth_l1_by_norms': (
-        lambda out, data: F.smooth_l1_loss(out, data.x.norm(dim=-1, keepdim=True) / 9),
-        1,
-    ),
-    'triplets': (triplets, 6),
-    'margin_of_random_pairs': (random_pairs, 3),
-    'norm_of_activations': (
-        lambda out, data: supervised(out, data) + 0.01 * out.norm(p=2) + 1e-3 * out.abs().sum(),
-        3,
-    ),
-    'prototypes_by_means': (prototypes_by_means, 4),
-    'shifted_neighbours': (neighbours_in_order, 3),
-    'equally_many_of_two_classes': (equally_many, 3),
-}
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, loss=loss, num=num: fit(data, ddp, loss, num)
-    for name, (loss, num) in LOSSES.items()
-}
+)
+PROGRAMS |= programs(partial(fit, num_out=1), named(smooth_l1_by_norms))
+PROGRAMS |= programs(partial(fit, num_out=4), named(prototypes_by_means))
+PROGRAMS |= programs(partial(fit, num_out=6), named(triplets))
 
 
 def weights_and_points_in_the_loss(data: Data, ddp: Ddp) -> Results:

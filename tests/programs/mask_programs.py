@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Program, Results, descend, inner, model_of, trained, weights
+from shared import Ddp, Net, Results, parts, programs
+from three_steps import descend, inner, model_of, trained, weights
 from torch import Tensor
 from torch_geometric import transforms as T
 from torch_geometric.data import Data
@@ -34,10 +35,7 @@ def on_chosen(data: Data, ddp: Ddp, choose: Callable[[Data], Any]) -> Results:
     return {'chosen': chosen, 'rows': data.x[chosen].sum(0)} | found
 
 
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, choose=choose: on_chosen(data, ddp, choose)
-    for name, choose in CHOSEN.items()
-}
+PROGRAMS = programs(on_chosen, CHOSEN)
 
 
 def columns_of_masks(data: Data, ddp: Ddp) -> Results:
@@ -71,16 +69,12 @@ def pseudo_labels(data: Data, ddp: Ddp) -> Results:
 def masked_features(data: Data, ddp: Ddp) -> Results:
     """Features are hidden behind a learned token, by writing and by where, and reconstructed."""
 
-    class Masked(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.token, self.net = torch.nn.Parameter(torch.zeros(1, 6)), Net(6, 8, 6)
-
-        def forward(self, x: Tensor, edge_index: Tensor, mask: Tensor) -> Tensor:
-            x = x.clone()
-            x[mask] = self.token
-            x = torch.where(data.val_mask.unsqueeze(-1), 2 * self.token, x)
-            return self.net(x, edge_index) * ~data.train_mask.unsqueeze(-1)
+    @parts(token=lambda: torch.nn.Parameter(torch.zeros(1, 6)), net=(Net, 6, 8, 6))
+    def net(m: Any, x: Tensor, edge_index: Tensor, mask: Tensor) -> Tensor:
+        x = x.clone()
+        x[mask] = m.token
+        x = torch.where(data.val_mask.unsqueeze(-1), 2 * m.token, x)
+        return m.net(x, edge_index) * ~data.train_mask.unsqueeze(-1)
 
     mask = data.test_mask
 
@@ -89,7 +83,7 @@ def masked_features(data: Data, ddp: Ddp) -> Results:
         other = (F.normalize(out[data.val_mask]) * F.normalize(data.x[data.val_mask])).sum(-1)
         return (1 - cosine).pow(2).mean() + (1 - other).pow(3).mean()
 
-    return trained(data, ddp, Masked, mask, loss=loss)
+    return trained(data, ddp, net, mask, loss=loss)
 
 
 def train_ids_by_where(data: Data, ddp: Ddp) -> Results:
@@ -130,17 +124,13 @@ def rows_of_two_selections(data: Data, ddp: Ddp) -> Results:
 def mask_of_draws_in_every_step(data: Data, ddp: Ddp) -> Results:
     """UniMP: masked labels go in, the rest is learned; another part is masked in every step."""
 
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.emb, self.net = torch.nn.Embedding(3, 6), Net()
+    @parts(emb=(torch.nn.Embedding, 3, 6), net=Net)
+    def net(m: Any, x: Tensor, edge_index: Tensor, known: Tensor) -> Tensor:
+        x = x.clone()
+        x[known] += m.emb(data.y[known])
+        return m.net(x, edge_index)
 
-        def forward(self, x: Tensor, edge_index: Tensor, known: Tensor) -> Tensor:
-            x = x.clone()
-            x[known] += self.emb(data.y[known])
-            return self.net(x, edge_index)
-
-    model = model_of(ddp, Model)
+    model = model_of(ddp, net)
 
     def loss_of() -> Tensor:
         known = data.train_mask & (torch.rand(data.num_nodes) < 0.6)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, descend, model_of, supervised, weights
+from shared import Ddp, Net, Results, parts
+from three_steps import descend, model_of, supervised, weights
 from torch import Tensor
-from torch.nn import BatchNorm1d, Module
+from torch.nn import BatchNorm1d
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
@@ -115,21 +118,15 @@ def linear_probe(data: Data, ddp: Ddp) -> Results:
     return {'w': w, 'acc': correct.double().mean().item(), 'c': centres, 'nearest': nearest}
 
 
-class NormedNet(Module):
+@parts(conv1=partial(GCNConv, 6, 8, bias=False), conv2=(GCNConv, 8, 3), bn=(BatchNorm1d, 8))
+def normed_net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """GCN, batch norm, GCN."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = GCNConv(6, 8, bias=False), GCNConv(8, 3)
-        self.bn = BatchNorm1d(8)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv2(self.bn(self.conv1(x, edge_index)).relu(), edge_index)
+    return m.conv2(m.bn(m.conv1(x, edge_index)).relu(), edge_index)
 
 
 def evaluation_between_the_steps(data: Data, ddp: Ddp) -> Results:
     """PyG's example: train(), test(), the best by validation, a scheduler, and its state kept."""
-    model = model_of(ddp, NormedNet)
+    model = model_of(ddp, normed_net)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode='max', patience=0)
 

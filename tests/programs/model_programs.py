@@ -4,64 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import (
-    Ddp,
-    Net,
-    Program,
-    Results,
-    descend,
-    inner,
-    model_of,
-    supervised,
-    trained,
-    weights,
-)
+from shared import Ddp, Net, Results, named, parts, programs
+from three_steps import descend, fitted, inner, model_of, supervised, trained, weights
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import BatchNorm1d, Linear, Module, ModuleList, Parameter, ReLU, Sequential
+from torch.nn import BatchNorm1d, Buffer, Linear, Module, ModuleList, Parameter, ReLU, Sequential
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn import GPSE, GATConv, GCNConv, SAGEConv, WLConv
 
 
-class Attentive(Module):
+@parts(
+    conv1=partial(GATConv, 6, 4, heads=2, edge_dim=4, fill_value='max'),
+    conv2=partial(GATConv, 8, 8, edge_dim=4, fill_value='mean', residual=True),
+    norm=(pyg.GraphNorm, 8),
+    last=partial(pyg.TransformerConv, 8, 3, heads=2, concat=False, beta=True),
+)
+def gat_with_attributes_and_self_loops(m: Any, data: Data) -> Tensor:
     """Attributes, loops with attributes, a residual, and what attention gives back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = GATConv(6, 4, heads=2, edge_dim=4, fill_value='max')
-        self.conv2 = GATConv(8, 8, edge_dim=4, fill_value='mean', residual=True)
-        self.norm = pyg.GraphNorm(8)
-        self.last = pyg.TransformerConv(8, 3, heads=2, concat=False, beta=True)
-
-    def forward(self, data: Data) -> Tensor:
-        x = F.elu(self.norm(self.conv1(data.x, data.edge_index, data.edge_attr)))
-        x = self.conv2(x, data.edge_index, data.edge_attr)
-        out, (_, alpha) = self.last(x, data.edge_index, return_attention_weights=True)
-        return out * (1 + alpha.mean())
+    x = F.elu(m.norm(m.conv1(data.x, data.edge_index, data.edge_attr)))
+    x = m.conv2(x, data.edge_index, data.edge_attr)
+    out, (_, alpha) = m.last(x, data.edge_index, return_attention_weights=True)
+    return out * (1 + alpha.mean())
 
 
-class MPNN(Module):
+@parts(
+    lin0=(Linear, 6, 4),
+    out=(Linear, 4, 3),
+    conv=lambda: pyg.NNConv(4, 4, Sequential(Linear(4, 8), ReLU(), Linear(8, 16)), aggr='mean'),
+    gru=(torch.nn.GRU, 4, 4),
+)
+def nn_conv_and_a_gru(m: Any, data: Data) -> Tensor:
     """Weights by edge networks, one conv and one GRU used three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin0, self.out = Linear(6, 4), Linear(4, 3)
-        network = Sequential(Linear(4, 8), ReLU(), Linear(8, 16))
-        self.conv, self.gru = pyg.NNConv(4, 4, network, aggr='mean'), torch.nn.GRU(4, 4)
-
-    def forward(self, data: Data) -> Tensor:
-        out = self.lin0(data.x).relu()
-        h = out.unsqueeze(0)
-        for _ in range(3):
-            m = self.conv(out, data.edge_index, data.edge_attr).relu()
-            out, h = self.gru(m.unsqueeze(0), h)
-            out = out.squeeze(0)
-        return self.out(out)
+    out = m.lin0(data.x).relu()
+    h = out.unsqueeze(0)
+    for _ in range(3):
+        found = m.conv(out, data.edge_index, data.edge_attr).relu()
+        out, h = m.gru(found.unsqueeze(0), h)
+        out = out.squeeze(0)
+    return m.out(out)
 
 
 class Tied(Module):
@@ -84,56 +70,47 @@ class Tied(Module):
         return self.lin2(F.dropout(x, 0.5, training=False))
 
 
-class Augmented(Module):
+@parts(conv1=(SAGEConv, 6, 8), conv2=(SAGEConv, 8, 3))
+def nodes_and_features_dropped(m: Any, data: Data) -> Tensor:
     """dropout_node, mask_feature, dropout_edge of undirected edges; one after another."""
+    from torch_geometric.utils import dropout_edge, dropout_node, mask_feature
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = SAGEConv(6, 8), SAGEConv(8, 3)
-
-    def forward(self, data: Data) -> Tensor:
-        from torch_geometric.utils import dropout_edge, dropout_node, mask_feature
-
-        x, e = data.x, data.edge_index
-        if self.training:
-            e, _, mask = dropout_node(e, p=0.2, num_nodes=data.num_nodes)
-            x, _ = mask_feature(x, p=0.3, mode='all')
-            x = x * mask.view(-1, 1)
-            e, _ = dropout_edge(e, p=0.2)
-        return self.conv2(self.conv1(x, e).relu(), e)
+    x, e = data.x, data.edge_index
+    if m.training:
+        e, _, mask = dropout_node(e, p=0.2, num_nodes=data.num_nodes)
+        x, _ = mask_feature(x, p=0.3, mode='all')
+        x = x * mask.view(-1, 1)
+        e, _ = dropout_edge(e, p=0.2)
+    return m.conv2(m.conv1(x, e).relu(), e)
 
 
-class Gumbel(Module):
+@parts(conv1=(GCNConv, 6, 8), conv2=(GCNConv, 8, 3), gate=(Linear, 8, 2))
+def drawn_rows_of_many_kinds(m: Any, data: Data) -> Tensor:
     """Gumbel noise, masks by rand, normal noise scaled by rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2, self.gate = GCNConv(6, 8), GCNConv(8, 3), Linear(8, 2)
-
-    def forward(self, data: Data) -> Tensor:
-        h = self.conv1(data.x, data.edge_index)
-        if self.training:
-            logits = self.gate(h)
-            gumbel = -torch.empty_like(logits).exponential_().log()
-            gate = ((logits + gumbel) / 0.7).softmax(dim=-1)
-            h = h * gate[:, :1] + torch.randn_like(h) * 0.01 * h.std(dim=0)
-            h = h * (torch.rand_like(h) < 0.9)
-            h = h + torch.rand(h.size(0), 1, dtype=h.dtype) * 0.01
-            h = h + data.x[torch.multinomial(torch.ones(data.num_nodes), 7)].mean()
-        return self.conv2(h, data.edge_index)
+    h = m.conv1(data.x, data.edge_index)
+    if m.training:
+        logits = m.gate(h)
+        gumbel = -torch.empty_like(logits).exponential_().log()
+        gate = ((logits + gumbel) / 0.7).softmax(dim=-1)
+        h = h * gate[:, :1] + torch.randn_like(h) * 0.01 * h.std(dim=0)
+        h = h * (torch.rand_like(h) < 0.9)
+        h = h + torch.rand(h.size(0), 1, dtype=h.dtype) * 0.01
+        h = h + data.x[torch.multinomial(torch.ones(data.num_nodes), 7)].mean()
+    return m.conv2(h, data.edge_index)
 
 
-MODELS: dict[str, Callable[[], Module]] = {
-    'gat_with_attributes_and_self_loops': Attentive,
-    'nn_conv_and_a_gru': MPNN,
-    'weights_tied_between_layers': Tied,
-    'nodes_and_features_dropped': Augmented,
-    'drawn_rows_of_many_kinds': Gumbel,
-}
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, make=make: trained(data, ddp, make, inputs=(data,))
-    for name, make in MODELS.items()
-}
+def on_data(data: Data, ddp: Ddp, make: Callable[[], Module]) -> Results:
+    return trained(data, ddp, make, inputs=(data,))
+
+
+PROGRAMS = programs(
+    on_data,
+    {'weights_tied_between_layers': Tied}
+    | named(
+        *(gat_with_attributes_and_self_loops, nn_conv_and_a_gru, nodes_and_features_dropped),
+        drawn_rows_of_many_kinds,
+    ),
+)
 
 
 # What a model gives, and keeps between calls
@@ -151,23 +128,21 @@ class Output:
 def outputs_in_a_dataclass(data: Data, ddp: Ddp) -> Results:
     """Rows in lists and dicts, and the loss inside of forward."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = ModuleList([GATConv(6, 4, heads=2), GATConv(8, 8)])
-            self.heads = ModuleList([Linear(8, 3) for _ in range(3)])
+    @parts(
+        body=lambda: ModuleList([GATConv(6, 4, heads=2), GATConv(8, 8)]),
+        heads=lambda: ModuleList([Linear(8, 3) for _ in range(3)]),
+    )
+    def net(m: Any, data: Data) -> Output:
+        x = data.x
+        for conv in m.body:
+            x = F.elu(conv(x, data.edge_index))
+        logits = [head(x) for head in m.heads]
+        mean = torch.stack(logits).mean(0)
+        spread = sum((each - mean).pow(2).mean() for each in logits)
+        hits = (mean.argmax(-1) == data.y)[data.train_mask].sum()
+        return Output(logits, {'x': x, 'hits': hits}, supervised(mean, data) - 0.01 * spread)
 
-        def forward(self, data: Data) -> Output:
-            x = data.x
-            for conv in self.body:
-                x = F.elu(conv(x, data.edge_index))
-            logits = [head(x) for head in self.heads]
-            mean = torch.stack(logits).mean(0)
-            spread = sum((each - mean).pow(2).mean() for each in logits)
-            hits = (mean.argmax(-1) == data.y)[data.train_mask].sum()
-            return Output(logits, {'x': x, 'hits': hits}, supervised(mean, data) - 0.01 * spread)
-
-    model = model_of(ddp, Model)
+    model = model_of(ddp, net)
     losses = descend(lambda: model(data).loss, model)
     out = model(data)
     return {'losses': losses, 'hidden': out.hidden, 'logits': out.logits, 'w': weights(model)}
@@ -176,22 +151,23 @@ def outputs_in_a_dataclass(data: Data, ddp: Ddp) -> Results:
 def state_kept_between_calls(data: Data, ddp: Ddp) -> Results:
     """Rows of the last call are mixed in (GAS-like history), a buffer follows class means."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.lin, self.history, self.calls = GCNConv(6, 8), Linear(8, 3), None, 0
-            self.register_buffer('means', torch.zeros(3, 8))
+    @parts(
+        conv=(GCNConv, 6, 8),
+        lin=(Linear, 8, 3),
+        history=lambda: None,
+        calls=lambda: 0,
+        means=lambda: Buffer(torch.zeros(3, 8)),
+    )
+    def net(m: Any, x: Tensor, edge_index: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = m.conv(x, edge_index).tanh()
+        m.calls += 1
+        h = h if m.history is None else 0.8 * h + 0.2 * m.history
+        m.history = h.detach()
+        for c in range(3):
+            m.means[c] = 0.5 * m.means[c] + 0.5 * h[y == c].detach().mean(dim=0)
+        return m.lin(h), (h - m.means[y]).pow(2).sum(-1).mean()
 
-        def forward(self, x: Tensor, edge_index: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            h = self.conv(x, edge_index).tanh()
-            self.calls += 1
-            h = h if self.history is None else 0.8 * h + 0.2 * self.history
-            self.history = h.detach()
-            for c in range(3):
-                self.means[c] = 0.5 * self.means[c] + 0.5 * h[y == c].detach().mean(dim=0)
-            return self.lin(h), (h - self.means[y]).pow(2).sum(-1).mean()
-
-    model = model_of(ddp, Model)
+    model = model_of(ddp, net)
 
     def loss_of() -> Tensor:
         out, pull = model(data.x, data.edge_index, data.y)
@@ -203,16 +179,12 @@ def state_kept_between_calls(data: Data, ddp: Ddp) -> Results:
 def hidden_state_between_steps(data: Data, ddp: Ddp) -> Results:
     """Recurrent: what a step gave goes into the next, detached; gradients through two of them."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.cell, self.lin = GCNConv(6, 8), torch.nn.GRUCell(8, 8), Linear(8, 3)
+    @parts(conv=(GCNConv, 6, 8), cell=(torch.nn.GRUCell, 8, 8), lin=(Linear, 8, 3))
+    def net(m: Any, x: Tensor, edge_index: Tensor, h: Tensor | None = None) -> Any:
+        h = m.cell(m.conv(x, edge_index).tanh(), h)
+        return m.lin(h), h
 
-        def forward(self, x: Tensor, edge_index: Tensor, h: Tensor | None = None) -> Any:
-            h = self.cell(self.conv(x, edge_index).tanh(), h)
-            return self.lin(h), h
-
-    model = model_of(ddp, Model)
+    model = model_of(ddp, net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     h, losses = None, []
     for step in range(3):
@@ -227,22 +199,13 @@ def hidden_state_between_steps(data: Data, ddp: Ddp) -> Results:
     return {'losses': losses, 'h': h, 'weights': weights(model)}
 
 
-def _trained(data: Data, ddp: Ddp, virtual_node: bool) -> Results:
+def gpse_of(data: Data, ddp: Ddp, virtual_node: bool) -> Results:
     torch.manual_seed(0)
-    model = GPSE(
-        6,
-        dim_out=4,
-        dim_inner=8,
-        layers_pre_mp=1,
-        layers_mp=2,
-        layers_post_mp=2,
-        virtual_node=virtual_node,
-        num_node_targets=3,
-        num_graph_targets=2,
-        multi_head_dim_inner=4,
-        dropout=0.0,
-    )
-    model = ddp(model.double())
+    layers = {'layers_pre_mp': 1, 'layers_mp': 2, 'layers_post_mp': 2}
+    widths = {'dim_out': 4, 'dim_inner': 8, 'multi_head_dim_inner': 4}
+    targets = {'num_node_targets': 3, 'num_graph_targets': 2}
+    options = layers | widths | targets
+    model = ddp(GPSE(6, virtual_node=virtual_node, dropout=0.0, **options).double())
 
     def loss() -> torch.Tensor:
         batch = data.clone()
@@ -251,15 +214,10 @@ def _trained(data: Data, ddp: Ddp, virtual_node: bool) -> Results:
         pred, true = model(batch)
         return (pred - true).abs().mean()
 
-    return {'losses': descend(loss, model, 0.05), 'weights': weights(model)}
+    return fitted(loss, model, 0.05)
 
 
-def gpse(data: Data, ddp: Ddp) -> Results:
-    return _trained(data, ddp, virtual_node=False)
-
-
-def gpse_with_a_virtual_node(data: Data, ddp: Ddp) -> Results:
-    return _trained(data, ddp, virtual_node=True)
+PROGRAMS |= programs(gpse_of, {'gpse': False, 'gpse_with_a_virtual_node': True})
 
 
 def weisfeiler_lehman(data: Data, ddp: Ddp) -> Results:
@@ -283,25 +241,19 @@ def a_generator_in_forward(data: Data, ddp: Ddp) -> Results:
     return trained(data, ddp, Noisy) | {'state': generator.get_state()}
 
 
-def of_complex_numbers(data: Data, ddp: Ddp, conv: Module) -> Results:
-    model, x = ddp(conv), torch.complex(data.x, data.x.flip(1)).requires_grad_()
+def complex_conv(data: Data, ddp: Ddp) -> Results:
+    model = ddp(GCNConv(6, 4).to(torch.cdouble))
+    x = torch.complex(data.x, data.x.flip(1)).requires_grad_()
     free = torch.randn(4, dtype=torch.cdouble, requires_grad=True)
     out = model(x, data.edge_index) * free
     (out.abs().square().mean() + (out.mean(0) * out[3]).sum().abs()).backward()
     grads = {name: p.grad for name, p in inner(model).named_parameters()}
-    parts = {name: torch.view_as_real(grad) for name, grad in grads.items()}
-    return parts | {name: torch.view_as_real(t.grad.resolve_conj()) for name, t in [('f', free)]}
-
-
-PROGRAMS |= {
-    'complex_conv': lambda data, ddp: of_complex_numbers(
-        data, ddp, GCNConv(6, 4).to(torch.cdouble)
-    ),
-}
+    found = grads | {'f': free.grad.resolve_conj()}
+    return {name: torch.view_as_real(grad) for name, grad in found.items()}
 
 
 def compiled(data: Data, ddp: Ddp) -> Results:
-    """TurnHooks the parallel model, and inside of it."""
+    """Around the parallel model, and inside of it."""
     first = torch.compile(model_of(ddp), backend='eager')
     losses = descend(lambda: supervised(first(data.x, data.edge_index), data), first)
     torch.manual_seed(0)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from copied_modules import WAYS, copied
-from shared import Ddp, Results, descend, supervised
+from shared import Ddp, Results
+from three_steps import descend, supervised
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleDict, ModuleList
 from torch_geometric.data import Data

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import step_programs
 import torch
 import torch.nn.functional as F
-from attention_programs import fit
-from shared import Ddp, Net, Program, Results, descend, model_of, supervised, trained
-from step_programs import with_step
+import transformer_programs
+from shared import Ddp, Net, Results, named, programs
+from three_steps import descend, model_of, supervised, trained
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Linear
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import to_torch_csr_tensor
-from transformer_programs import REFUSED
 
 
 def all_pairs(z: Tensor, data: Data) -> Tensor:
@@ -26,19 +23,19 @@ def all_pairs(z: Tensor, data: Data) -> Tensor:
     return F.binary_cross_entropy_with_logits(z @ z.t(), adj)
 
 
-def contrast(z: Tensor, data: Data) -> Tensor:
+def info_nce_by_cross_entropy(z: Tensor, data: Data) -> Tensor:
     a, b = F.normalize(z), F.normalize(z.flip(1))
     return F.cross_entropy(a @ b.t() / 0.2, torch.arange(a.size(0)))
 
 
-def pairs_in_order(z: Tensor, data: Data) -> Tensor:
+def auc_by_pairs(z: Tensor, data: Data) -> Tensor:
     """The share of pairs of a positive and a negative that are in order."""
     score, target = z[:, 0], data.y == 0
     above = score[target].view(-1, 1) > score[~target].view(1, -1)
     return z.mean() + above.double().mean()
 
 
-def by_numpy(z: Tensor, data: Data) -> Tensor:
+def numpy_metrics(z: Tensor, data: Data) -> Tensor:
     return z.mean() + float(z.detach().cpu().numpy().mean())
 
 
@@ -48,27 +45,19 @@ def principal_components(z: Tensor, data: Data) -> Tensor:
     return F.mse_loss(z, (x @ vectors.t()).abs())
 
 
-def of_a_csr_matrix(z: Tensor, data: Data) -> Tensor:
+def csr_matrix(z: Tensor, data: Data) -> Tensor:
     adj = to_torch_csr_tensor(data.edge_index.flip(0), size=(data.num_nodes, data.num_nodes))
     return (adj.double() @ z).pow(2).mean()
 
 
-LOSSES: dict[str, Callable[[Tensor, Data], Tensor]] = {
-    'all_pairs': all_pairs,
-    'info_nce_by_cross_entropy': contrast,
-    'auc_by_pairs': pairs_in_order,
-    'numpy_metrics': by_numpy,
-    'principal_components': principal_components,
-    'csr_matrix': of_a_csr_matrix,
-}
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, loss=loss: trained(data, ddp, loss=lambda out: loss(out, data))
-    for name, loss in LOSSES.items()
-}
-PROGRAMS |= {
-    name: lambda data, ddp, make=make: fit(data, ddp, make) for name, make in REFUSED.items()
-}
-PROGRAMS |= {name: with_step(step) for name, step in step_programs.REFUSED.items()}
+PROGRAMS = transformer_programs.REFUSED | step_programs.REFUSED
+PROGRAMS |= programs(
+    lambda data, ddp, loss: trained(data, ddp, loss=lambda out: loss(out, data)),
+    named(
+        *(all_pairs, info_nce_by_cross_entropy, auc_by_pairs),
+        *(numpy_metrics, principal_components, csr_matrix),
+    ),
+)
 
 
 def gradient_penalty_of_a_gnn(data: Data, ddp: Ddp) -> Results:

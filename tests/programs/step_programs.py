@@ -3,70 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, trained
+from shared import Ddp, Results, parts, programs
+from three_steps import trained
 from torch import Tensor, nn
 from torch_geometric import nn as tg
 from torch_geometric import utils
 from torch_geometric.nn import aggr
 from torch_geometric.nn.models import DeepGraphInfomax, InnerProductDecoder
 
-Step = Callable[[Tensor, Tensor], Tensor]
 C = 8  # channels
 
 
 class Net(nn.Module):
     """Two convs with a step between them."""
 
-    def __init__(self, step: nn.Module) -> None:
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
         super().__init__()
+        self.step = make()
         self.first, self.second = tg.SAGEConv(6, C), tg.SAGEConv(C, 3)
-        self.step = step
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = F.elu(self.first(x, edge_index))
-        x = self.step(x, edge_index)
-        return self.second(x, edge_index)
+        return self.second(self.step(x, edge_index), edge_index)
 
 
-class Plain(nn.Module):
+def plain(call: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], nn.Module]:
     """A step without modules."""
-
-    def __init__(self, function: Step) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.function(x, edge_index)
+    return parts()(lambda m, x, e: call(x, e))
 
 
-class Of(nn.Module):
-    """A step with modules `m`."""
-
-    def __init__(self, call: Callable[[Any, Tensor, Tensor], Tensor], *modules: nn.Module) -> None:
-        super().__init__()
-        self.inner = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
-        self.call = call
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.call(self.inner, x, edge_index)
+def of(
+    make: Callable[[], nn.Module], call: Callable[[Any, Tensor, Tensor], Tensor]
+) -> Callable[[], nn.Module]:
+    """A step with a module, which it gets first."""
+    return parts(inner=make)(lambda m, x, e: call(m.inner, x, e))
 
 
-class WholeGraphLayer(nn.Module):
+def pooled(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return of(make, lambda m, x, e: x + m(x, _zeros(x)))
+
+
+@parts(attention=partial(nn.MultiheadAttention, C, 2, batch_first=True), norm=(nn.LayerNorm, C))
+def whole_graph_layer(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
     """A transformer layer over the nodes, as in GPS."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(C, 2, batch_first=True)
-        self.norm = nn.LayerNorm(C)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        dense, mask = utils.to_dense_batch(x)
-        out = self.attention(dense, dense, dense, key_padding_mask=~mask)[0][mask]
-        return self.norm(x + out)
+    dense, mask = utils.to_dense_batch(x)
+    out = m.attention(dense, dense, dense, key_padding_mask=~mask)[0][mask]
+    return m.norm(x + out)
 
 
 class Equilibrium(aggr.EquilibriumAggregation):
@@ -84,15 +71,18 @@ def _bins(x: Tensor) -> Tensor:
     return (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
 
 
-def _pooled(pool: Any) -> nn.Module:
-    return Of(lambda m, x, e: x + m(x, _zeros(x)), pool)
-
-
 def _dense(x: Tensor, e: Tensor) -> Tensor:
     return utils.to_dense_adj(e, max_num_nodes=x.size(0))[0].to(x.dtype)
 
 
-def _infomax(m: Any, x: Tensor, e: Tensor) -> Tensor:
+def _infomax() -> nn.Module:
+    return DeepGraphInfomax(
+        *(C, tg.SAGEConv(C, C), lambda z, *args: z.mean(dim=0).sigmoid()),
+        lambda x, e: (x.flip(0), e),
+    )
+
+
+def _times_summary(m: Any, x: Tensor, e: Tensor) -> Tensor:
     z, _, summary = m(x, e)
     return z * summary
 
@@ -113,82 +103,66 @@ class NearestConv(tg.MessagePassing):
         return self.lin(torch.cat([x_i, x_j - x_i], dim=-1))
 
 
+SAGE = partial(tg.SAGEConv, C, C)
+
 STEPS: dict[str, Callable[[], nn.Module]] = {
-    'global_max_pool': lambda: Plain(lambda x, e: x + tg.global_max_pool(x, None)),
-    'DeepSetsAggregation': lambda: _pooled(aggr.DeepSetsAggregation(nn.Linear(C, C))),
-    'SetTransformerAggregation': lambda: _pooled(aggr.SetTransformerAggregation(C)),
-    'MLPAggregation': lambda: Of(
+    'global_max_pool': plain(lambda x, e: x + tg.global_max_pool(x, None)),
+    'DeepSetsAggregation': pooled(lambda: aggr.DeepSetsAggregation(nn.Linear(C, C))),
+    'SetTransformerAggregation': pooled(lambda: aggr.SetTransformerAggregation(C)),
+    'MLPAggregation': of(
+        lambda: aggr.MLPAggregation(C, C, 4, num_layers=1),
         lambda m, x, e: x + m(x[:4], _zeros(x[:4])),
-        aggr.MLPAggregation(C, C, 4, num_layers=1),
     ),
-    'bincount of classes': lambda: Plain(
+    'bincount of classes': plain(
         lambda x, e: x / (1 + torch.bincount(_bins(x), minlength=3)[_bins(x)])[:, None]
     ),
-    'one_hot frequencies': lambda: Plain(
+    'one_hot frequencies': plain(
         lambda x, e: x[:, :3].repeat(1, 3)[:, :C] * F.one_hot(_bins(x), 3).double().mean(0).max()
     ),
-    'len': lambda: Plain(lambda x, e: x * len(x) / 100),
-    'numel': lambda: Plain(lambda x, e: x * x.numel() / 1000),
-    'log of the count': lambda: Plain(lambda x, e: x / torch.log(torch.tensor(x.size(0) + 1.0))),
-    'top half by score': lambda: Plain(
+    'len': plain(lambda x, e: x * len(x) / 100),
+    'numel': plain(lambda x, e: x * x.numel() / 1000),
+    'log of the count': plain(lambda x, e: x / torch.log(torch.tensor(x.size(0) + 1.0))),
+    'top half by score': plain(
         lambda x, e: x * (x[:, :1] >= x[:, 0].sort().values[x.size(0) // 2])
     ),
-    'DenseGCNConv': lambda: Of(lambda m, x, e: m(x, _dense(x, e))[0], tg.DenseGCNConv(C, C)),
-    'DMoN': lambda: Of(lambda m, x, e: x * m(x[None], _dense(x, e)[None])[3], tg.DMoNPooling(C, 3)),
-    'dense_mincut_pool': lambda: Plain(
-        lambda x, e: x * tg.dense_mincut_pool(x, _dense(x, e), x[:, :3])[2]
+    'DenseGCNConv': of(lambda: tg.DenseGCNConv(C, C), lambda m, x, e: m(x, _dense(x, e))[0]),
+    'DMoN': of(lambda: tg.DMoNPooling(C, 3), lambda m, x, e: x * m(x[None], _dense(x, e)[None])[3]),
+    'dense_mincut_pool': plain(lambda x, e: x * tg.dense_mincut_pool(x, _dense(x, e), x[:, :3])[2]),
+    'new edges': of(SAGE, lambda m, x, e: m(x, torch.stack([_zeros(x), torch.arange(x.size(0))]))),
+    'a conv that is called by hand': of(SAGE, lambda m, x, e: m.propagate(e, x=(x, x))),
+    'TopKPooling': of(lambda: tg.TopKPooling(C), lambda m, x, e: x + m(x, e)[0].mean(0)),
+    'DeepGraphInfomax inside': of(_infomax, _times_summary),
+    'heads by row': of(
+        lambda: nn.MultiheadAttention(4, 2, batch_first=True),
+        lambda m, x, e: m(*[x.view(-1, 2, 4)] * 3)[0].flatten(1),
     ),
-    'new edges': lambda: Of(
-        lambda m, x, e: m(x, torch.stack([_zeros(x), torch.arange(x.size(0))])), tg.SAGEConv(C, C)
-    ),
-    'a conv that is called by hand': lambda: Of(
-        lambda m, x, e: m.propagate(e, x=(x, x)), tg.SAGEConv(C, C)
-    ),
-    'TopKPooling': lambda: Of(lambda m, x, e: x + m(x, e)[0].mean(0), tg.TopKPooling(C)),
-    'DeepGraphInfomax inside': lambda: Of(
-        _infomax,
-        DeepGraphInfomax(
-            C,
-            tg.SAGEConv(C, C),
-            lambda z, *args: z.mean(dim=0).sigmoid(),
-            lambda x, e: (x.flip(0), e),
-        ),
-    ),
-    'heads by row': lambda: Of(
-        lambda m, x, e: m(x.view(-1, 2, 4), x.view(-1, 2, 4), x.view(-1, 2, 4))[0].flatten(1),
-        nn.MultiheadAttention(4, 2, batch_first=True),
-    ),
-    'selected and put back': lambda: Plain(
+    'selected and put back': plain(
         lambda x, e: x.index_copy(0, (x[:, 0] > 0).nonzero()[:, 0], x[x[:, 0] > 0] * 2)
     ),
 }
 
-REFUSED: dict[str, Callable[[], nn.Module]] = {
-    'MedianAggregation': lambda: _pooled(aggr.MedianAggregation()),
-    'GRUAggregation': lambda: _pooled(aggr.GRUAggregation(C, C)),
-    'LSTMAggregation': lambda: _pooled(aggr.LSTMAggregation(C, C)),
-    'SortAggregation': lambda: Of(
-        lambda m, x, e: x + m(x, _zeros(x)).view(2, C).sum(0), aggr.SortAggregation(2)
+REFUSED_STEPS: dict[str, Callable[[], nn.Module]] = {
+    'MedianAggregation': pooled(aggr.MedianAggregation),
+    'GRUAggregation': pooled(lambda: aggr.GRUAggregation(C, C)),
+    'LSTMAggregation': pooled(lambda: aggr.LSTMAggregation(C, C)),
+    'SortAggregation': of(
+        lambda: aggr.SortAggregation(2), lambda m, x, e: x + m(x, _zeros(x)).view(2, C).sum(0)
     ),
-    'EquilibriumAggregation': lambda: _pooled(Equilibrium(C, C, [8])),
-    'MultiheadAttention': WholeGraphLayer,
-    'GRU': lambda: Of(lambda m, x, e: m(x)[0], nn.GRU(C, C)),
-    'Conv1d': lambda: Of(lambda m, x, e: m(x.t()[None])[0].t(), nn.Conv1d(C, C, 3, padding=1)),
-    'all inner products': lambda: Of(
-        lambda m, x, e: x * m.forward_all(x).mean(), InnerProductDecoder()
-    ),
-    'dense_diff_pool': lambda: Plain(
+    'EquilibriumAggregation': pooled(lambda: Equilibrium(C, C, [8])),
+    'MultiheadAttention': whole_graph_layer,
+    'GRU': of(lambda: nn.GRU(C, C), lambda m, x, e: m(x)[0]),
+    'Conv1d': of(lambda: nn.Conv1d(C, C, 3, padding=1), lambda m, x, e: m(x.t()[None])[0].t()),
+    'all inner products': of(InnerProductDecoder, lambda m, x, e: x * m.forward_all(x).mean()),
+    'dense_diff_pool': plain(
         lambda x, e: x + tg.dense_diff_pool(x, _dense(x, e), x[:, :3])[0][0].mean(0)
     ),
     'a conv on dense neighbours': NearestConv,
 }
 
 
-def with_step(step: Callable[[], nn.Module]) -> Program:
-    def program(data: Any, ddp: Ddp) -> Results:
-        return trained(data, ddp, lambda: Net(step()))
-
-    return program
+def with_step(data: Any, ddp: Ddp, step: Callable[[], nn.Module]) -> Results:
+    return trained(data, ddp, lambda: Net(step))
 
 
-PROGRAMS = {name: with_step(step) for name, step in STEPS.items()}
+PROGRAMS = programs(with_step, STEPS)
+REFUSED = programs(with_step, REFUSED_STEPS)

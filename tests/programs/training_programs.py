@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, descend, inner, mlp, model_of, supervised, weights
+from shared import Ddp, Net, Results, mlp, parts
+from three_steps import descend, fitted, inner, model_of, supervised, weights
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, Module, Parameter, Sequential
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -18,17 +19,12 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATv2Conv, GCNConv, GINConv
 
 
-def attentive() -> Module:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv1 = GINConv(Sequential(Linear(6, 8, bias=False), BatchNorm1d(8)))
-            self.conv2 = GATv2Conv(8, 3)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
-
-    return Model()
+@parts(
+    conv1=lambda: GINConv(Sequential(Linear(6, 8, bias=False), BatchNorm1d(8))),
+    conv2=(GATv2Conv, 8, 3),
+)
+def attentive(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
+    return m.conv2(m.conv1(x, edge_index).relu(), edge_index)
 
 
 def loss_of(model: Module, data: Data) -> Tensor:
@@ -54,14 +50,10 @@ def lbfgs(data: Data, ddp: Ddp) -> Results:
         return [[float(optimizer.step(closure)) for _ in range(2)], weights(model)]
 
     model, rows = model_of(ddp), model_of(ddp, lambda: Linear(6, 3))
+    searches = {'max_iter': 3, 'line_search_fn': 'strong_wolfe'}
     return {
         'graph': fitted(model, lambda: loss_of(model, data), lr=0.1, max_iter=4),
-        'rows': fitted(
-            rows,
-            lambda: supervised(rows(data.x), data),
-            max_iter=3,
-            line_search_fn='strong_wolfe',
-        ),
+        'rows': fitted(rows, lambda: supervised(rows(data.x), data), **searches),
     }
 
 
@@ -250,7 +242,7 @@ def gradient_penalty(data: Data, ddp: Ddp) -> Results:
         (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         return F.mse_loss(out.squeeze(-1), data.y.double()) + (grad.norm(dim=-1) - 1).pow(2).mean()
 
-    return {'losses': descend(loss, model, 0.02), 'weights': weights(model)}
+    return fitted(loss, model, 0.02)
 
 
 def gradients_by_hand(data: Data, ddp: Ddp) -> Results:
@@ -362,25 +354,25 @@ def own_functions(data: Data, ddp: Ddp) -> Results:
             s = torch.sigmoid(slope * (x - x.mean()))
             return grad * slope * s * (1 - s), (grad * x * s * (1 - s)).sum().view(1)
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv1, self.conv2 = GCNConv(6, 8), GCNConv(8, 3)
-            self.domain, self.slope = Linear(3, 1), Parameter(torch.ones(1))
+    @parts(
+        conv1=(GCNConv, 6, 8),
+        conv2=(GCNConv, 8, 3),
+        domain=(Linear, 3, 1),
+        slope=lambda: Parameter(torch.ones(1)),
+    )
+    def net(m: Any, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = m.conv1(x, edge_index)
+        out = m.conv2(Spike.apply(h, m.slope) + h, edge_index)
+        return out, m.domain(Reverse.apply(out, 0.5)).squeeze(-1), Total.apply(h) / 91
 
-        def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            h = self.conv1(x, edge_index)
-            out = self.conv2(Spike.apply(h, self.slope) + h, edge_index)
-            return out, self.domain(Reverse.apply(out, 0.5)).squeeze(-1), Total.apply(h) / 91
-
-    model = model_of(ddp, Model)
+    model = model_of(ddp, net)
 
     def loss() -> Tensor:
         out, guess, total = model(data.x, data.edge_index)
         domain = F.binary_cross_entropy_with_logits(guess, data.test_mask.double())
         return supervised(out, data) + domain + (total - 1).pow(2).sum()
 
-    return {'losses': descend(loss, model, 0.02), 'weights': weights(model)}
+    return fitted(loss, model, 0.02)
 
 
 def straight_through(data: Data, ddp: Ddp) -> Results:
@@ -392,7 +384,7 @@ def straight_through(data: Data, ddp: Ddp) -> Results:
         hard = F.one_hot(soft.argmax(-1), 3) - soft.detach() + soft
         return (hard.mean(dim=0) - 1 / 3).pow(2).sum() + (hard * data.x[:, :3]).mean()
 
-    return {'losses': descend(loss, model), 'weights': weights(model)}
+    return fitted(loss, model)
 
 
 def checkpointed(data: Data, ddp: Ddp) -> Results:
@@ -403,5 +395,4 @@ def checkpointed(data: Data, ddp: Ddp) -> Results:
             return self.conv2(x, edge_index)
 
     model = model_of(ddp, Model)
-    losses = descend(lambda: loss_of(model, data), model)
-    return {'losses': losses, 'weights': weights(model)}
+    return fitted(lambda: loss_of(model, data), model)

@@ -4,544 +4,373 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from attention_programs import Layered, fit
-from shared import Program
-from torch import Tensor
-from torch.nn import (
-    LayerNorm,
-    Linear,
-    Module,
-    MultiheadAttention,
-    Parameter,
-    TransformerDecoderLayer,
-    TransformerEncoder,
-    TransformerEncoderLayer,
-)
+from attention_programs import QKV, fit, fit_layers, heads
+from shared import named, parts, programs
+from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter, softmax
 
 
-class Projected(Module):
-    """Queries, keys and values of 2 heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v = Linear(8, 8), Linear(8, 8), Linear(8, 8)
-
-    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(lin(x).view(x.size(0), 2, 4) for lin in (self.q, self.k, self.v))
-
-    def sequences(self, x: Tensor) -> tuple[Tensor, ...]:
-        """[1, heads, N, d]."""
-        return tuple(each.transpose(0, 1).unsqueeze(0) for each in self.heads(x))
-
-    @staticmethod
-    def joined(out: Tensor) -> Tensor:
-        return out.squeeze(0).transpose(0, 1).reshape(out.size(2), 8)
+def sequences(m: Any, x: Tensor) -> tuple[Tensor, ...]:
+    """[1, heads, N, d]."""
+    return tuple(each.transpose(0, 1).unsqueeze(0) for each in heads(m, x))
 
 
-class Nodeformer(Projected):
+def joined(out: Tensor) -> Tensor:
+    return out.squeeze(0).transpose(0, 1).reshape(out.size(2), 8)
+
+
+def features(m: Any, x: Tensor, is_query: bool) -> Tensor:
+    x = x / math.sqrt(math.sqrt(4))
+    dash = torch.einsum('nhd,dm->nhm', x, m.projection.to(x.dtype))
+    diagonal = (x**2).sum(-1, keepdim=True) / 2
+    top = dash.amax(dim=-1 if is_query else (0, -1), keepdim=True).detach()
+    return (torch.exp(dash - diagonal - top) + 1e-6) / math.sqrt(12)
+
+
+@parts(**QKV, projection=lambda: nn.Buffer(torch.randn(4, 12)))
+def nodeformer_kernel(m: Any, x: Tensor) -> Tensor:
     """Positive random features, with a normaliser by einsum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer('projection', torch.randn(4, 12))
-
-    def features(self, x: Tensor, is_query: bool) -> Tensor:
-        x = x / math.sqrt(math.sqrt(4))
-        dash = torch.einsum('nhd,dm->nhm', x, self.projection.to(x.dtype))
-        diagonal = (x**2).sum(-1, keepdim=True) / 2
-        if is_query:
-            top = dash.amax(dim=-1, keepdim=True).detach()
-        else:
-            top = dash.amax(dim=(0, -1), keepdim=True).detach()
-        return (torch.exp(dash - diagonal - top) + 1e-6) / math.sqrt(12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        q, k = self.features(q, True), self.features(k, False)
-        kvs = torch.einsum('nhm,nhd->hmd', k, v)
-        num = torch.einsum('nhm,hmd->nhd', q, kvs)
-        den = torch.einsum('nhm,hm->nh', q, k.sum(0)).unsqueeze(-1)
-        return (num / den).reshape(x.size(0), 8)
+    q, k, v = heads(m, x)
+    q, k = features(m, q, True), features(m, k, False)
+    kvs = torch.einsum('nhm,nhd->hmd', k, v)
+    num = torch.einsum('nhm,hmd->nhd', q, kvs)
+    den = torch.einsum('nhm,hm->nh', q, k.sum(0)).unsqueeze(-1)
+    return (num / den).reshape(x.size(0), 8)
 
 
-class SoftmaxOverNodes(Projected):
+@parts(**QKV)
+def softmax_over_nodes(m: Any, x: Tensor) -> Tensor:
     """Efficient attention: softmax of keys over the nodes, of queries over the channels."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        context = torch.einsum('nhd,nhe->hde', k.softmax(dim=0), v)
-        return torch.einsum('nhd,hde->nhe', q.softmax(dim=-1), context).flatten(1)
+    q, k, v = heads(m, x)
+    context = torch.einsum('nhd,nhe->hde', k.softmax(dim=0), v)
+    return torch.einsum('nhd,hde->nhe', q.softmax(dim=-1), context).flatten(1)
 
 
-class Masked(Projected):
+@parts(**QKV)
+def masked_linear(m: Any, x: Tensor) -> Tensor:
     """Linear attention to the nodes of a mask, with a batch dimension in front."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each.unsqueeze(0) for each in self.heads(x))
-        q, k = F.relu(q) + 1e-3, F.relu(k) + 1e-3
-        mask = (x[:, 0] > x[:, 0].mean()).view(1, -1, 1, 1)
-        k = k.masked_fill(~mask, 0)
-        kv = torch.einsum('bnhd,bnhe->bhde', k, v)
-        z = 1 / (torch.einsum('bnhd,bhd->bnh', q, k.sum(1)) + 1e-6)
-        out = torch.einsum('bnhd,bhde,bnh->bnhe', q, kv, z)
-        return out.reshape(x.size(0), 8)
+    q, k, v = (each.unsqueeze(0) for each in heads(m, x))
+    q, k = F.relu(q) + 1e-3, F.relu(k) + 1e-3
+    mask = (x[:, 0] > x[:, 0].mean()).view(1, -1, 1, 1)
+    k = k.masked_fill(~mask, 0)
+    kv = torch.einsum('bnhd,bnhe->bhde', k, v)
+    z = 1 / (torch.einsum('bnhd,bhd->bnh', q, k.sum(1)) + 1e-6)
+    out = torch.einsum('bnhd,bhde,bnh->bnhe', q, kv, z)
+    return out.reshape(x.size(0), 8)
 
 
-class Matmuls(Projected):
+@parts(**QKV)
+def linear_by_bmm(m: Any, x: Tensor) -> Tensor:
     """By `@`, `bmm` and `norm`, as SGFormer in its first code."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each.permute(1, 0, 2) for each in self.heads(x))
-        q = q / q.norm(p=2, dim=-1, keepdim=True)
-        k = k / k.norm(p=2, dim=-1, keepdim=True)
-        n = x.size(0)
-        kv = torch.bmm(k.transpose(1, 2), v)
-        num = torch.baddbmm(n * v, q, kv)
-        ones = torch.ones(2, n, 1, dtype=x.dtype)
-        den = torch.bmm(q, torch.bmm(k.transpose(1, 2), ones)) + n
-        return (num / den).permute(1, 0, 2).flatten(1)
+    q, k, v = (each.permute(1, 0, 2) for each in heads(m, x))
+    q = q / q.norm(p=2, dim=-1, keepdim=True)
+    k = k / k.norm(p=2, dim=-1, keepdim=True)
+    n = x.size(0)
+    kv = torch.bmm(k.transpose(1, 2), v)
+    num = torch.baddbmm(n * v, q, kv)
+    ones = torch.ones(2, n, 1, dtype=x.dtype)
+    den = torch.bmm(q, torch.bmm(k.transpose(1, 2), ones)) + n
+    return (num / den).permute(1, 0, 2).flatten(1)
 
 
-class LinearOfGraphs(Module):
+@parts(lin=(nn.Linear, 6, 8), qkv=(nn.Linear, 8, 24), out=(nn.Linear, 16, 3))
+def linear_of_several_graphs(m: Any, data: Data) -> Tensor:
     """Linear attention inside of each of several graphs, by scatter and pools."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.qkv, self.out = Linear(6, 8), Linear(8, 24), Linear(16, 3)
-
-    def forward(self, data: Data) -> Tensor:
-        x, batch = self.lin(data.x), data.y
-        q, k, v = self.qkv(x).chunk(3, -1)
-        k = softmax(k, batch, num_nodes=3)
-        kv = scatter(k.unsqueeze(2) * v.unsqueeze(1), batch, 0, 3, 'sum')
-        x = (q.unsqueeze(1) @ kv[batch]).squeeze(1)
-        pooled = global_mean_pool(x, batch, 3) + global_add_pool(k, batch, 3)
-        out: Tensor = self.out(torch.cat([x, pooled[batch]], -1))
-        return out
+    x, batch = m.lin(data.x), data.y
+    q, k, v = m.qkv(x).chunk(3, -1)
+    k = softmax(k, batch, num_nodes=3)
+    kv = scatter(k.unsqueeze(2) * v.unsqueeze(1), batch, 0, 3, 'sum')
+    x = (q.unsqueeze(1) @ kv[batch]).squeeze(1)
+    pooled = global_mean_pool(x, batch, 3) + global_add_pool(k, batch, 3)
+    return m.out(torch.cat([x, pooled[batch]], -1))
 
 
-class Sdpa(Projected):
-    """scaled_dot_product_attention with options."""
+def sdpa(options: Callable[[Any, Tensor], dict[str, object]]) -> Callable[[], nn.Module]:
+    """scaled_dot_product_attention with options, which may depend on the module and on x."""
 
-    def given(self, x: Tensor) -> dict[str, object]:
-        raise NotImplementedError
+    @parts(**QKV)
+    def attend(m: Any, x: Tensor) -> Tensor:
+        q, k, v = sequences(m, x)
+        return joined(F.scaled_dot_product_attention(q, k, v, **options(m, x)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.sequences(x)
-        return self.joined(F.scaled_dot_product_attention(q, k, v, **self.given(x)))
-
-
-class Causal(Sdpa):
-    def given(self, x: Tensor) -> dict[str, object]:
-        return {'is_causal': True}
+    return attend
 
 
-class KeyMask(Sdpa):
-    """Keys of a mask, [N] as bool, broadcast over queries."""
-
-    def given(self, x: Tensor) -> dict[str, object]:
-        return {'attn_mask': (x[:, 1] > -10).logical_and(x[:, 0] > x[:, 0].mean())[None, :]}
+def of_mask(mask: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return sdpa(lambda m, x: {'attn_mask': mask(x)})
 
 
-class FloatKeyMask(Sdpa):
-    """A number added for each key."""
-
-    def given(self, x: Tensor) -> dict[str, object]:
-        return {'attn_mask': x[:, 0].detach().view(1, 1, 1, -1)}
+def of_pairs(x: Tensor) -> Tensor:
+    return torch.ones(x.size(0), x.size(0), dtype=torch.bool).tril()
 
 
-class PairMask(Sdpa):
-    """N x N of plain numbers."""
-
-    def given(self, x: Tensor) -> dict[str, object]:
-        n = x.size(0)
-        return {'attn_mask': torch.ones(n, n, dtype=torch.bool).tril()}
+def of_keys(x: Tensor) -> Tensor:
+    """[N] as bool, broadcast over queries."""
+    return (x[:, 1] > -10).logical_and(x[:, 0] > x[:, 0].mean())[None, :]
 
 
-class AdjacencyMask(Module):
+@parts(lin=(nn.Linear, 6, 8), out=(nn.Linear, 8, 3))
+def sdpa_mask_of_edges(m: Any, data: Data) -> Tensor:
     """Attends to neighbours by a dense adjacency."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.out = Linear(6, 8), Linear(8, 3)
-
-    def forward(self, data: Data) -> Tensor:
-        n = data.num_nodes
-        mask = torch.eye(n, dtype=torch.bool)
-        mask[data.edge_index[1], data.edge_index[0]] = True
-        x = self.lin(data.x)
-        out: Tensor = self.out(F.scaled_dot_product_attention(x, x, x, attn_mask=mask))
-        return out
+    mask = torch.eye(data.num_nodes, dtype=torch.bool)
+    mask[data.edge_index[1], data.edge_index[0]] = True
+    x = m.lin(data.x)
+    return m.out(F.scaled_dot_product_attention(x, x, x, attn_mask=mask))
 
 
-class Dropping(Sdpa):
-    def given(self, x: Tensor) -> dict[str, object]:
-        return {'dropout_p': 0.5} if self.training else {}
-
-
-class Grouped(Sdpa):
+@parts(**QKV)
+def sdpa_grouped(m: Any, x: Tensor) -> Tensor:
     """More query heads than key heads."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.sequences(x)
-        out = F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
-        return self.joined(out)
+    q, k, v = sequences(m, x)
+    return joined(F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True))
 
 
-class WithWeights(Module):
-    """Multi-head attention that gives its weights; they are not used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, _ = self.attention(x[None], x[None], x[None])
-        return out[0]
+@parts(attention=partial(nn.MultiheadAttention, 8, 2, batch_first=True))
+def multihead_with_weights(m: Any, x: Tensor) -> Tensor:
+    """The weights are not used."""
+    return m.attention(x[None], x[None], x[None])[0][0]
 
 
-class Padded(Module):
+@parts(attention=partial(nn.MultiheadAttention, 8, 2, batch_first=True, kdim=4, vdim=4))
+def multihead_padded(m: Any, x: Tensor) -> Tensor:
     """Some nodes are no keys."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = MultiheadAttention(8, 2, batch_first=True, kdim=4, vdim=4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = (x[:, 0] < x[:, 0].mean())[None]
-        key = x[None, :, :4]
-        out, _ = self.attention(x[None], key, key, key_padding_mask=mask, need_weights=False)
-        return out[0]
+    mask = (x[:, 0] < x[:, 0].mean())[None]
+    key = x[None, :, :4]
+    return m.attention(x[None], key, key, key_padding_mask=mask, need_weights=False)[0][0]
 
 
-class DroppingHeads(Module):
+@parts(attention=partial(nn.MultiheadAttention, 8, 2, dropout=0.3))
+def multihead_dropout(m: Any, x: Tensor) -> Tensor:
     """Dropout of the weights while it trains."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = MultiheadAttention(8, 2, dropout=0.3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, _ = self.attention(x, x, x, need_weights=False)
-        return out
+    return m.attention(x, x, x, need_weights=False)[0]
 
 
-class Encoder(Module):
-    """torch.nn.TransformerEncoderLayer over all nodes."""
-
-    norm_first = False
-    batch_first = True
-    layers = 1
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = TransformerEncoderLayer(
-            8, 2, 16, dropout=0.0, batch_first=self.batch_first, norm_first=self.norm_first
-        )
-        self.encoder: Module = layer
-        if self.layers > 1:
-            nested = self.batch_first and not self.norm_first
-            self.encoder = TransformerEncoder(layer, self.layers, enable_nested_tensor=nested)
-
-    def forward(self, x: Tensor) -> Tensor:
-        dim = 0 if self.batch_first else 1
-        out: Tensor = self.encoder(x.unsqueeze(dim)).squeeze(dim)
-        return out
+LAYER = partial(nn.TransformerEncoderLayer, 8, 2, 16, dropout=0.0, batch_first=True)
 
 
-class Stack(Encoder):
-    layers = 2
+def stack() -> nn.Module:
+    return nn.TransformerEncoder(LAYER(), 2)
 
 
-class PaddedEncoder(Encoder):
-    """With src_key_padding_mask."""
-
-    layers = 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = (x[:, 0] < x[:, 0].mean())[None]
-        out: Tensor = self.encoder(x[None], src_key_padding_mask=mask)[0]
-        return out
+@parts(encoder=stack)
+def encoder_stack(m: Any, x: Tensor) -> Tensor:
+    return m.encoder(x.unsqueeze(0)).squeeze(0)
 
 
-class CausalEncoder(Encoder):
+@parts(encoder=stack)
+def encoder_padded(m: Any, x: Tensor) -> Tensor:
+    mask = (x[:, 0] < x[:, 0].mean())[None]
+    return m.encoder(x[None], src_key_padding_mask=mask)[0]
+
+
+@parts(encoder=LAYER)
+def encoder_causal(m: Any, x: Tensor) -> Tensor:
     """With a mask of pairs."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(x.size(0), dtype=x.dtype)
-        out: Tensor = self.encoder(x[None], src_mask=mask, is_causal=True)[0]
-        return out
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(x.size(0), dtype=x.dtype)
+    return m.encoder(x[None], src_mask=mask, is_causal=True)[0]
 
 
-class ByHand(Projected):
-    """softmax(q k^T) v."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        scores = torch.einsum('nhd,mhd->hnm', q, k) / 2
-        return torch.einsum('hnm,mhd->nhd', scores.softmax(-1), v).flatten(1)
-
-
-class ByBmm(Projected):
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each.transpose(0, 1) for each in self.heads(x))
-        scores = torch.bmm(q, k.transpose(1, 2)).softmax(-1)
-        return torch.bmm(scores, v).transpose(0, 1).flatten(1)
-
-
-class PooledByAttention(Module):
-    """A seed asks all nodes by multi-head attention with weights, which are over nodes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seed = Parameter(torch.randn(1, 2, 8))
-        self.attention = MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, weights = self.attention(self.seed.to(x.dtype), x[None], x[None])
-        return x * weights[0].sum(0).unsqueeze(-1) + out[0].mean(0)
-
-
-class Galerkin(Projected):
-    """Norms of keys and values, divided by the number of nodes; the class token comes first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm_k, self.norm_v = LayerNorm(4), LayerNorm(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        k, v = self.norm_k(k), self.norm_v(v)
-        context = torch.matmul(k.permute(1, 2, 0), v.permute(1, 0, 2)) / x.shape[0]
-        return torch.matmul(q.permute(1, 0, 2), context).permute(1, 0, 2).reshape(-1, 8)
-
-
-class Virtual(Module):
-    """A class token that is put before all nodes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = Parameter(torch.randn(1, 8))
-        self.attention = MultiheadAttention(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.cat([self.token.to(x.dtype), x])
-        out, _ = self.attention(h, h, h, need_weights=False)
-        return out[1:] + out[0]
-
-
-class Cumulative(Projected):
-    """Causal linear attention by cumsum, in the order of ids."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        kv = torch.einsum('nhd,nhe->nhde', k, v).cumsum(0)
-        z = torch.einsum('nhd,nhd->nh', q, k.cumsum(0)).unsqueeze(-1)
-        return (torch.einsum('nhd,nhde->nhe', q, kv) / z).flatten(1)
-
-
-class Ends(Encoder):
+@parts(encoder=stack)
+def encoder_padded_at_its_end(m: Any, x: Tensor) -> Tensor:
     """Padding comes last, which torch may cut off in evaluation."""
-
-    layers = 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = (torch.arange(x.size(0)) >= 60).unsqueeze(0)
-        out: Tensor = self.encoder(x[None], src_key_padding_mask=mask)[0]
-        missing = x.size(0) - out.size(0)
-        return F.pad(out, (0, 0, 0, missing)) if missing else out
+    mask = (torch.arange(x.size(0)) >= 60).unsqueeze(0)
+    out = m.encoder(x[None], src_key_padding_mask=mask)[0]
+    missing = x.size(0) - out.size(0)
+    return F.pad(out, (0, 0, 0, missing)) if missing else out
 
 
-class ReadsTokens(Module):
+@parts(**QKV)
+def softmax_by_einsum(m: Any, x: Tensor) -> Tensor:
+    """softmax(q k^T) v."""
+    q, k, v = heads(m, x)
+    scores = torch.einsum('nhd,mhd->hnm', q, k) / 2
+    return torch.einsum('hnm,mhd->nhd', scores.softmax(-1), v).flatten(1)
+
+
+@parts(**QKV)
+def softmax_by_bmm(m: Any, x: Tensor) -> Tensor:
+    q, k, v = (each.transpose(0, 1) for each in heads(m, x))
+    scores = torch.bmm(q, k.transpose(1, 2)).softmax(-1)
+    return torch.bmm(scores, v).transpose(0, 1).flatten(1)
+
+
+@parts(
+    seed=lambda: nn.Parameter(torch.randn(1, 2, 8)),
+    attention=partial(nn.MultiheadAttention, 8, 2, batch_first=True),
+)
+def pooled_with_weights(m: Any, x: Tensor) -> Tensor:
+    """A seed asks all nodes by multi-head attention with weights, which are over nodes."""
+    out, weights = m.attention(m.seed.to(x.dtype), x[None], x[None])
+    return x * weights[0].sum(0).unsqueeze(-1) + out[0].mean(0)
+
+
+@parts(**QKV, norm_k=(nn.LayerNorm, 4), norm_v=(nn.LayerNorm, 4))
+def galerkin(m: Any, x: Tensor) -> Tensor:
+    """Norms of keys and values, divided by the number of nodes."""
+    q, k, v = heads(m, x)
+    k, v = m.norm_k(k), m.norm_v(v)
+    context = torch.matmul(k.permute(1, 2, 0), v.permute(1, 0, 2)) / x.shape[0]
+    return torch.matmul(q.permute(1, 0, 2), context).permute(1, 0, 2).reshape(-1, 8)
+
+
+@parts(token=lambda: nn.Parameter(torch.randn(1, 8)), attention=(nn.MultiheadAttention, 8, 2))
+def class_token(m: Any, x: Tensor) -> Tensor:
+    """A class token that is put before all nodes."""
+    h = torch.cat([m.token.to(x.dtype), x])
+    out, _ = m.attention(h, h, h, need_weights=False)
+    return out[1:] + out[0]
+
+
+@parts(**QKV)
+def cumulative(m: Any, x: Tensor) -> Tensor:
+    """Causal linear attention by cumsum, in the order of ids."""
+    q, k, v = heads(m, x)
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    kv = torch.einsum('nhd,nhe->nhde', k, v).cumsum(0)
+    z = torch.einsum('nhd,nhd->nh', q, k.cumsum(0)).unsqueeze(-1)
+    return (torch.einsum('nhd,nhde->nhe', q, kv) / z).flatten(1)
+
+
+@parts(
+    tokens=lambda: nn.Parameter(torch.randn(5, 8)),
+    read=(nn.MultiheadAttention, 8, 2),
+    write=(nn.MultiheadAttention, 8, 2),
+)
+def tokens_with_weights(m: Any, x: Tensor) -> Tensor:
     """Nodes ask tokens with weights, tokens ask nodes without."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = Parameter(torch.randn(5, 8))
-        self.read, self.write = MultiheadAttention(8, 2), MultiheadAttention(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens, weights = self.read(self.tokens, x, x, average_attn_weights=False)
-        out, back = self.write(x, tokens, tokens)
-        return out + back.sum(-1, keepdim=True) * weights.sum((0, 1)).unsqueeze(-1)
+    tokens, weights = m.read(m.tokens, x, x, average_attn_weights=False)
+    out, back = m.write(x, tokens, tokens)
+    return out + back.sum(-1, keepdim=True) * weights.sum((0, 1)).unsqueeze(-1)
 
 
-class Decoder(Module):
+DECODER = {
+    'tokens': lambda: nn.Parameter(torch.randn(1, 3, 8)),
+    'decoder': partial(nn.TransformerDecoderLayer, 8, 2, 16, dropout=0.0, batch_first=True),
+}
+
+
+@parts(**DECODER)
+def decoder_of_tokens(m: Any, x: Tensor) -> Tensor:
     """Tokens as targets of a decoder, nodes as its memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = Parameter(torch.randn(1, 3, 8))
-        self.decoder = TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.decoder(self.tokens, x[None])[0]
-        return x * out.mean(0)
+    return x * m.decoder(m.tokens, x[None])[0].mean(0)
 
 
-class NodesDecode(Decoder):
+@parts(**DECODER)
+def decoder_of_nodes(m: Any, x: Tensor) -> Tensor:
     """Nodes as targets, tokens as memory."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.decoder(x[None], self.tokens)[0]
-        return out
+    return m.decoder(x[None], m.tokens)[0]
 
 
-class Linformer(Projected):
+@parts(**QKV, rows=lambda: nn.Parameter(torch.randn(91, 6)))
+def linformer(m: Any, x: Tensor) -> Tensor:
     """Keys and values are projected to few rows by a weight with a row for each node."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = Parameter(torch.randn(91, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        k = torch.einsum('nhd,nk->hkd', k, self.rows)
-        v = torch.einsum('nhd,nk->hkd', v, self.rows)
-        return torch.einsum(
-            'nhk,hkd->nhd', torch.einsum('nhd,hkd->nhk', q, k).softmax(-1), v
-        ).flatten(1)
+    q, k, v = heads(m, x)
+    k, v = (torch.einsum('nhd,nk->hkd', each, m.rows) for each in (k, v))
+    scores = torch.einsum('nhd,hkd->nhk', q, k).softmax(-1)
+    return torch.einsum('nhk,hkd->nhd', scores, v).flatten(1)
 
 
-class Landmarks(Projected):
+@parts(**QKV)
+def landmarks_of_runs(m: Any, x: Tensor) -> Tensor:
     """Nystroem: landmarks are means of runs of nodes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each.transpose(0, 1) for each in self.heads(x))
-        low_q, low_k = (each.reshape(2, 7, 13, 4).mean(2) for each in (q, k))
-        first = (q @ low_k.transpose(1, 2)).softmax(-1)
-        middle = (low_q @ low_k.transpose(1, 2)).softmax(-1)
-        last = (low_q @ k.transpose(1, 2)).softmax(-1)
-        near_one = middle + torch.eye(7, dtype=x.dtype)  # means of runs are much alike
-        return (first @ torch.linalg.pinv(near_one) @ (last @ v)).transpose(0, 1).flatten(1)
+    q, k, v = (each.transpose(0, 1) for each in heads(m, x))
+    low_q, low_k = (each.reshape(2, 7, 13, 4).mean(2) for each in (q, k))
+    first = (q @ low_k.transpose(1, 2)).softmax(-1)
+    middle = (low_q @ low_k.transpose(1, 2)).softmax(-1)
+    last = (low_q @ k.transpose(1, 2)).softmax(-1)
+    near_one = middle + torch.eye(7, dtype=x.dtype)  # means of runs are much alike
+    return (first @ torch.linalg.pinv(near_one) @ (last @ v)).transpose(0, 1).flatten(1)
 
 
-class Hydra(Module):
+@parts(qkv=(nn.Linear, 8, 24))
+def hydra_and_aft(m: Any, x: Tensor) -> Tensor:
     """As many heads as channels: sums of products; and AFT's softmax of keys."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = Linear(8, 24)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).split(8, dim=-1)
-        hydra = F.normalize(q, dim=-1) * (F.normalize(k, dim=-1) * v).sum(dim=-2, keepdim=True)
-        top = k.max(dim=0, keepdim=True)[0]
-        exp = torch.exp(k - top)
-        return hydra + torch.sigmoid(q) * ((exp * v).sum(0) / exp.sum(0))
+    q, k, v = m.qkv(x).split(8, dim=-1)
+    hydra = F.normalize(q, dim=-1) * (F.normalize(k, dim=-1) * v).sum(dim=-2, keepdim=True)
+    top = k.max(dim=0, keepdim=True)[0]
+    exp = torch.exp(k - top)
+    return hydra + torch.sigmoid(q) * ((exp * v).sum(0) / exp.sum(0))
 
 
-class RandomFeatures(Projected):
+@parts(**QKV)
+def random_features(m: Any, x: Tensor) -> Tensor:
     """Features drawn anew in every forward."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        torch.manual_seed(3)
-        w = torch.randn(4, 16, dtype=x.dtype)
-        q, k = ((each @ w).cos() + 1.5 for each in (q, k))
-        out = torch.einsum('nhm,hmd->nhd', q, torch.einsum('nhm,nhd->hmd', k, v))
-        return (out / torch.einsum('nhm,hm->nh', q, k.sum(0))[..., None]).flatten(1)
+    q, k, v = heads(m, x)
+    torch.manual_seed(3)
+    w = torch.randn(4, 16, dtype=x.dtype)
+    q, k = ((each @ w).cos() + 1.5 for each in (q, k))
+    out = torch.einsum('nhm,hmd->nhd', q, torch.einsum('nhm,nhd->hmd', k, v))
+    return (out / torch.einsum('nhm,hm->nh', q, k.sum(0))[..., None]).flatten(1)
 
 
-class CausalByGather(Projected):
+@parts(**QKV)
+def mask_of_pairs_by_gather(m: Any, x: Tensor) -> Tensor:
     """With a mask of pairs that has rows, and keys that are plain."""
+    import pyg_sar
 
-    def forward(self, x: Tensor) -> Tensor:
-        import pyg_sar
-
-        q, k, v = self.sequences(x)
-        k, v = pyg_sar.gather(k), pyg_sar.gather(v)
-        rank = x[:, 0].detach()
-        mask = rank[:, None] >= pyg_sar.gather(rank)[None]
-        return self.joined(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    q, k, v = sequences(m, x)
+    k, v = pyg_sar.gather(k), pyg_sar.gather(v)
+    rank = x[:, 0].detach()
+    mask = rank[:, None] >= pyg_sar.gather(rank)[None]
+    return joined(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
 
 
-class Hops(Module):
+@parts(
+    lin=(nn.Linear, 6, 8),
+    conv=(GCNConv, 8, 8),
+    encoder=LAYER,
+    score=(nn.Linear, 16, 1),
+    out=(nn.Linear, 8, 3),
+)
+def sequences_of_hops(m: Any, data: Data) -> Tensor:
     """NAGphormer: a sequence of hops for each node, which is an item of the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.conv = Linear(6, 8), GCNConv(8, 8)
-        self.encoder = TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        self.score, self.out = Linear(16, 1), Linear(8, 3)
-
-    def forward(self, data: Data) -> Tensor:
-        hops = [self.lin(data.x)]
-        for _ in range(3):
-            hops.append(self.conv(hops[-1], data.edge_index))
-        h = self.encoder(torch.stack(hops, 1))
-        target = h[:, 0].unsqueeze(1).repeat(1, 3, 1)
-        weight = self.score(torch.cat([target, h[:, 1:]], -1)).softmax(1)
-        out: Tensor = self.out(h[:, 0] + (weight * h[:, 1:]).sum(1))
-        return out
+    hops = [m.lin(data.x)]
+    for _ in range(3):
+        hops.append(m.conv(hops[-1], data.edge_index))
+    h = m.encoder(torch.stack(hops, 1))
+    target = h[:, 0].unsqueeze(1).repeat(1, 3, 1)
+    weight = m.score(torch.cat([target, h[:, 1:]], -1)).softmax(1)
+    return m.out(h[:, 0] + (weight * h[:, 1:]).sum(1))
 
 
-class Codebook(Projected):
+@parts(**QKV, centres=lambda: nn.Buffer(torch.randn(5, 8)))
+def codebook(m: Any, x: Tensor) -> Tensor:
     """Attends to means of clusters with the log of their sizes, and moves them (as in GOAT)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer('centres', torch.randn(5, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        near = torch.cdist(x.detach(), self.centres.to(x.dtype)).argmin(1)
-        one_hot = F.one_hot(near, 5).to(x.dtype)
-        count = one_hot.sum(0)
-        means = one_hot.t() @ x / count.clamp(min=1).unsqueeze(1)
-        scores = self.q(x) @ self.k(means).t() + torch.log(count.clamp(min=1e-9))
-        if self.training:
-            self.centres = 0.9 * self.centres + 0.1 * means.detach()
-        return scores.softmax(-1) @ self.v(means)
+    near = torch.cdist(x.detach(), m.centres.to(x.dtype)).argmin(1)
+    one_hot = F.one_hot(near, 5).to(x.dtype)
+    count = one_hot.sum(0)
+    means = one_hot.t() @ x / count.clamp(min=1).unsqueeze(1)
+    scores = m.q(x) @ m.k(means).t() + torch.log(count.clamp(min=1e-9))
+    if m.training:
+        m.centres = 0.9 * m.centres + 0.1 * means.detach()
+    return scores.softmax(-1) @ m.v(means)
 
 
-MODELS: dict[str, Callable[[], Module]] = {
-    'nodeformer_kernel': lambda: Layered(Nodeformer),
-    'softmax_over_nodes': lambda: Layered(SoftmaxOverNodes),
-    'masked_linear': lambda: Layered(Masked),
-    'linear_by_bmm': lambda: Layered(Matmuls),
-    'sdpa_mask_of_keys': lambda: Layered(KeyMask),
-    'sdpa_numbers_of_keys': lambda: Layered(FloatKeyMask),
-    'sdpa_grouped': lambda: Layered(Grouped),
-    'multihead_padded': lambda: Layered(Padded),
-    'encoder_stack': lambda: Layered(Stack),
-    'encoder_padded': lambda: Layered(PaddedEncoder),
-    'pooled_with_weights': lambda: Layered(PooledByAttention),
-    'galerkin': lambda: Layered(Galerkin),
-    'class_token': lambda: Layered(Virtual),
-    'tokens_with_weights': lambda: Layered(ReadsTokens),
-    'decoder_of_tokens': lambda: Layered(Decoder),
-    'decoder_of_nodes': lambda: Layered(NodesDecode),
-    'linformer': lambda: Layered(Linformer),
-    'hydra_and_aft': lambda: Layered(Hydra),
-    'random_features': lambda: Layered(RandomFeatures),
-    'mask_of_pairs_by_gather': lambda: Layered(CausalByGather),
-    'codebook': lambda: Layered(Codebook),
-    'linear_of_several_graphs': lambda: LinearOfGraphs(),
-    'sequences_of_hops': lambda: Hops(),
-}
+LAYERS = {
+    'sdpa_mask_of_keys': of_mask(of_keys),
+    'sdpa_numbers_of_keys': of_mask(lambda x: x[:, 0].detach().view(1, 1, 1, -1)),
+} | named(
+    *(nodeformer_kernel, softmax_over_nodes, masked_linear, linear_by_bmm, sdpa_grouped),
+    *(multihead_padded, encoder_stack, encoder_padded, pooled_with_weights, galerkin),
+    *(class_token, tokens_with_weights, decoder_of_tokens, decoder_of_nodes, linformer),
+    *(hydra_and_aft, random_features, mask_of_pairs_by_gather, codebook),
+)
+PROGRAMS = programs(fit_layers, LAYERS)
+PROGRAMS |= programs(fit, named(linear_of_several_graphs, sequences_of_hops))
 
-REFUSED: dict[str, Callable[[], Module]] = {
-    'sdpa_causal': lambda: Layered(Causal),
-    'sdpa_mask_of_pairs': lambda: Layered(PairMask),
-    'sdpa_dropout': lambda: Layered(Dropping),
-    'multihead_with_weights': lambda: Layered(WithWeights),
-    'multihead_dropout': lambda: Layered(DroppingHeads),
-    'encoder_causal': lambda: Layered(CausalEncoder),
-    'softmax_by_einsum': lambda: Layered(ByHand),
-    'softmax_by_bmm': lambda: Layered(ByBmm),
-    'cumulative': lambda: Layered(Cumulative),
-    'encoder_padded_at_its_end': lambda: Layered(Ends),
-    'landmarks_of_runs': lambda: Layered(Landmarks),
-    'sdpa_mask_of_edges': lambda: AdjacencyMask(),
-}
-
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, make=make: fit(data, ddp, make) for name, make in MODELS.items()
-}
+REFUSED_LAYERS = {
+    'sdpa_causal': sdpa(lambda m, x: {'is_causal': True}),
+    'sdpa_mask_of_pairs': of_mask(of_pairs),
+    'sdpa_dropout': sdpa(lambda m, x: {'dropout_p': 0.5} if m.training else {}),
+} | named(
+    *(multihead_with_weights, multihead_dropout, encoder_causal, softmax_by_einsum),
+    *(softmax_by_bmm, cumulative, encoder_padded_at_its_end, landmarks_of_runs),
+)
+REFUSED = programs(fit_layers, REFUSED_LAYERS) | programs(fit, named(sdpa_mask_of_edges))

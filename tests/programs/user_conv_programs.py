@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, descend, mlp, model_of, supervised, trained, weights
+from shared import Ddp, Results, mlp, named, parts, programs
+from three_steps import descend, fitted, model_of, supervised, trained, weights
 from torch import Tensor
-from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, Parameter
+from torch.nn import BatchNorm1d, LayerNorm, Linear, ModuleList, Parameter
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, MessagePassing
 from torch_geometric.nn.inits import glorot
@@ -243,28 +244,17 @@ class LargestOfBags(Conv):
         return x_j / x_j.amax(dim=0)
 
 
-CONVS: list[type[Module]] = [
-    Tutorial,
-    TutorialTurned,
-    Centred,
-    NormedUpdater,
-    BothIndices,
-    ReadsTables,
-    ReadsEdges,
-    OwnAggregate,
-    AggregateOfAll,
-    GivesADict,
-    RunningDegrees,
-    Outer,
-    Crystal,
-    LargestOfBags,
-]
+def of_conv(data: Data, ddp: Ddp, make: type[Conv]) -> Results:
+    return trained(data, ddp, make, data.edge_attr, lr=0.02)
 
 
-PROGRAMS: dict[str, Program] = {
-    make.__name__: lambda data, ddp, make=make: trained(data, ddp, make, data.edge_attr, lr=0.02)
-    for make in CONVS
-}
+PROGRAMS = programs(
+    of_conv,
+    named(
+        *(Tutorial, TutorialTurned, Centred, NormedUpdater, BothIndices, ReadsTables, ReadsEdges),
+        *(OwnAggregate, AggregateOfAll, GivesADict, RunningDegrees, Outer, Crystal, LargestOfBags),
+    ),
+)
 
 
 def edge_attention_kept_on_self(data: Data, ddp: Ddp) -> Results:
@@ -280,16 +270,12 @@ def edge_attention_kept_on_self(data: Data, ddp: Ddp) -> Results:
             self._alpha = softmax(alpha, index, num_nodes=size_i)
             return self._alpha * x_j
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = KeepsAttention()
-
-        def forward(self, *args: Tensor) -> Tensor:
-            return self.conv(*args)
+    @parts(conv=KeepsAttention)
+    def net(m: Any, *args: Tensor) -> Tensor:
+        return m.conv(*args)
 
     torch.manual_seed(0)
-    model = Model().double()
+    model = net().double()
     conv, model = model.conv, ddp(model)
 
     def loss_of() -> Tensor:
@@ -297,7 +283,7 @@ def edge_attention_kept_on_self(data: Data, ddp: Ddp) -> Results:
         entropy = -(conv._alpha * conv._alpha.clamp(min=1e-9).log()).mean()
         return supervised(out, data) + 0.1 * entropy
 
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    return fitted(loss_of, model)
 
 
 class Gated(MessagePassing):
@@ -332,24 +318,26 @@ class Gated(MessagePassing):
 def gated_graph_transformer(data: Data, ddp: Ddp) -> Results:
     """GatedGCN beside linear attention, feed-forward with a norm, twice."""
 
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.node, self.edge, self.lin = Linear(6, 8), Linear(4, 8), Linear(8, 3)
-            self.convs = ModuleList([Gated(), Gated()])
-            self.qkv, self.bn, self.ff = Linear(8, 24), BatchNorm1d(8), mlp(8, 16, 8)
+    @parts(
+        node=(Linear, 6, 8),
+        edge=(Linear, 4, 8),
+        lin=(Linear, 8, 3),
+        convs=lambda: ModuleList([Gated(), Gated()]),
+        qkv=(Linear, 8, 24),
+        bn=(BatchNorm1d, 8),
+        ff=(mlp, 8, 16, 8),
+    )
+    def net(m: Any, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        x, e = m.node(x), m.edge(edge_attr)
+        for conv in m.convs:
+            x, e = conv(x, e, edge_index)
+            q, k, v = m.qkv(x).chunk(3, dim=-1)
+            q, k = F.elu(q) + 1, F.elu(k) + 1
+            there = q @ (k.t() @ v) / (q @ k.sum(0, keepdim=True).t())
+            x = m.bn(x + there + m.ff(x))
+        return m.lin(x)
 
-        def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-            x, e = self.node(x), self.edge(edge_attr)
-            for conv in self.convs:
-                x, e = conv(x, e, edge_index)
-                q, k, v = self.qkv(x).chunk(3, dim=-1)
-                q, k = F.elu(q) + 1, F.elu(k) + 1
-                there = q @ (k.t() @ v) / (q @ k.sum(0, keepdim=True).t())
-                x = self.bn(x + there + self.ff(x))
-            return self.lin(x)
-
-    return trained(data, ddp, Model, data.edge_attr)
+    return trained(data, ddp, net, data.edge_attr)
 
 
 def frozen_after_a_step(data: Data, ddp: Ddp) -> Results:

@@ -7,7 +7,7 @@ process, and says nothing of ranks. What it finds on ranks is what it finds with
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -234,9 +234,8 @@ def sequences(draw: st.DrawFn, conv: str = '') -> Sequence:
     num_parts = ranks * draw(st.sampled_from([1, 1, 1, 2, 4 // ranks]))
     num_nodes = draw(st.integers(max(num_parts, 8), 60) | st.integers(num_parts, 60))
     dense = draw(st.sampled_from([4, 2, 6, 4, 1, 2, 0]))
-    kind = draw(
-        st.sampled_from(['call', 'call', 'call', 'change', 'change', 'ids', 'round', 'any'])
-    )
+    kinds = ['call'] * 3 + ['change'] * 2 + ['ids', 'round', 'any']
+    kind = draw(st.sampled_from(kinds))
     steps, in_inference = draw(_PATTERNS[kind](ranks))
     family = draw(st.sampled_from(FAMILIES))
     convs = ['SAGE mean', 'GraphConv mean'] if kind == 'round' else family.split(', ')
@@ -272,7 +271,7 @@ def _calls(draw: st.DrawFn, ranks: int) -> _Pattern:
     field = draw(st.sampled_from(['mask'] * 4 + ['weight', 'weight', 'mode', 'takes']))
     if field == 'mask' and first.edges == 'all':
         first = replace(first, edges='mask')
-    others = {f: getattr(draw(_CALLS), f) for f in (field,)}
+    others = {field: getattr(draw(_CALLS), field)}
     if field in ('mask', 'weight'):
         others[field] = (getattr(first, field) + draw(st.sampled_from([2, 1, 3]))) % 4
     second = replace(first, **others)
@@ -344,14 +343,8 @@ class Net(torch.nn.Module):
         """The last layer's rows."""
         for i, conv in enumerate(self.convs):
             x = x if i == 0 else self.between[i - 1](x).tanh()
-            more = []
-            if 'weight' in self.takes and of_edges['weight'] is not None:
-                more = [of_edges['weight']]
-            elif 'attr' in self.takes:
-                more = [of_edges['attr']]
-            elif 'type' in self.takes:
-                more = [of_edges['type']]
-            x = conv(x, edge_index, *more)
+            more = [value for name, value in of_edges.items() if name in self.takes]
+            x = conv(x, edge_index, *(value for value in more if value is not None))
         return x
 
 
@@ -396,12 +389,12 @@ class _Program:
         self.rounded = rounded
         self.masks = [data[f'edge_mask{i}'].clone() for i in range(NUM_MASKS)]
         self.weights = [data[f'edge_weight{i}'].clone() for i in (1, 2, 3)]
-        edges = case.graph()
-        self.ids = [edges.edge_index[:, edges[f'edge_mask{i}']] for i in range(NUM_MASKS)]
+        whole = case.graph()
+        of_masks = [whole[f'edge_mask{i}'] for i in range(NUM_MASKS)]
+        self.ids = [whole.edge_index[:, mask] for mask in of_masks]
         self.ids_then = [ids.clone() for ids in self.ids]
-        self.attrs = [edges.edge_attr[edges[f'edge_mask{i}']] for i in range(NUM_MASKS)]
-        self.types = [edges.edge_type[edges[f'edge_mask{i}']] for i in range(NUM_MASKS)]
-        self.id_weights = [edges.edge_weight1[edges[f'edge_mask{i}']] for i in range(NUM_MASKS)]
+        values = {'attr': whole.edge_attr, 'type': whole.edge_type, 'weight': whole.edge_weight1}
+        self.of_ids = [{key: value[mask] for key, value in values.items()} for mask in of_masks]
         self.raw = data.x.clone()
         self.nodes = data.node_mask0.clone()
 
@@ -439,13 +432,10 @@ class _Program:
     def _call(self, step: Call) -> list[tuple[str, Tensor]]:
         model, data, world = self.model, self.data, self.world
         model.train(step.mode == 'train')
-        context: AbstractContextManager[Any] = {
-            'no_grad': torch.no_grad,
-            'inference': torch.inference_mode,
-        }.get(step.mode, nullcontext)()
-        with context:
+        modes = {'no_grad': torch.no_grad, 'inference': torch.inference_mode}
+        with modes.get(step.mode, nullcontext)():
             has_gradient = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-            x = {'raw': self.raw, 'other': data.other, 'gradient': self.raw}[step.takes]
+            x = data.other if step.takes == 'other' else self.raw
             leaves = {}
             if step.takes == 'gradient':
                 x = x.detach().clone()
@@ -470,12 +460,10 @@ class _Program:
     def _edges(self, step: Call) -> tuple[Tensor, dict[str, Any], Tensor | None]:
         """The edge_index, what belongs to it, and the weight as it was before a mask."""
         data, i = self.data, step.mask
-        needs = 'needed' in CONVS[self.case.conv][1]
-        number = step.weight or int(needs)
+        number = step.weight or int('needed' in CONVS[self.case.conv][1])
         if step.edges == 'ids':
-            weight = self.id_weights[i].clone() if number else None
-            of_edges = {'attr': self.attrs[i], 'type': self.types[i], 'weight': weight}
-            return self.ids[i], of_edges, weight
+            weight = self.of_ids[i]['weight'].clone() if number else None
+            return self.ids[i], self.of_ids[i] | {'weight': weight}, weight
         weight = self.weights[number - 1] if number else None
         if step.takes == 'gradient' and step.weight == 3 and weight is not None:
             weight = weight.detach().clone()

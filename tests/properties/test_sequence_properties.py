@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from alike import assert_same
 from call_sequences import FAMILIES, Call, Sequence, World, plain_world, run, sequences
 from drawn_graphs import examples
 from hypothesis import given
@@ -35,10 +36,6 @@ REFUSED = (
 """What may be refused: a part of the sentence."""
 
 
-class Wrong(AssertionError):
-    """What a sequence gives on ranks is not what it gives with plain PyG."""
-
-
 def on_rank(case: Sequence, root: str) -> list[tuple[str, Tensor]]:
     """What a rank finds."""
     data: Any = pyg_sar.load_shard(root)
@@ -58,51 +55,26 @@ def on_rank(case: Sequence, root: str) -> list[tuple[str, Tensor]]:
 
 
 def check(case: Sequence, runs: Any = run_threads) -> None:
-    """Raises where ranks give something else than plain PyG; what that cannot run is left out."""
-    try:
-        want = run(case, case.graph(), plain_world(case))
-    except (RuntimeError, IndexError):  # PyG's median of no messages
-        return
-    try:
-        text = differences(case, want, runs)
-    except Exception as error:
-        if isinstance(error, ValueError) and any(each in str(error) for each in REFUSED):
-            return
-        raise
-    if text:
-        raise Wrong(text)
-
-
-def differences(case: Sequence, want: list[tuple[str, Tensor]], runs: Any) -> str | None:
-    """What differs first; None if nothing does. Raises what ranks raise.
+    """Ranks give what plain PyG gives; what that cannot run is left out.
 
     `runs` starts ranks: as threads, or as ``ranks.run_ranks`` does.
     """
-    data = case.graph()
+    try:
+        want = dict(run(case, case.graph(), plain_world(case)))
+    except (RuntimeError, IndexError):  # PyG's median of no messages
+        return
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / 'parts'
-        pyg_sar.partition_graph(data, case.num_parts, root, method=case.parts())
-        results = runs(on_rank, case.ranks, case, str(root))
-    for number, got in enumerate(results):
-        text = _first_difference(want, got)
-        if text:
-            return f'rank {number}: {text}'
-    return None
-
-
-def _first_difference(want: list[tuple[str, Tensor]], got: list[tuple[str, Tensor]]) -> str | None:
-    names = [name for name, _ in want], [name for name, _ in got]
-    if names[0] != names[1]:
-        return f'gives {sorted(set(names[0]) ^ set(names[1]))} not in both'
-    for (name, a), (_, b) in zip(want, got, strict=True):
-        if b is None:  # of another rank
-            continue
-        if a.shape != b.shape:
-            return f'{name} has shape {tuple(b.shape)} for {tuple(a.shape)}'
-        if not torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
-            error = (a - b).abs()
-            return f'{name} differs by {error.max():.3g} in {int((error > TOLERANCE).sum())} places'
-    return None
+        pyg_sar.partition_graph(case.graph(), case.num_parts, root, method=case.parts())
+        try:
+            results = runs(on_rank, case.ranks, case, str(root))
+        except ValueError as error:
+            if any(each in str(error) for each in REFUSED):
+                return
+            raise
+    for got in results:  # None is of another rank
+        found = {name: want.get(name) if value is None else value for name, value in got}
+        assert_same(found, want, tolerance=TOLERANCE, equal_nan=True)
 
 
 @examples(60)
