@@ -19,11 +19,12 @@ from pyg_sar.nn.dropout import edge_ids, has_ids
 from pyg_sar.nn.intercept import replaced
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.rows import Rows
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, join_relations, refuse_local
 from pyg_sar.shard.shard import Cached, Shard
-from pyg_sar.utils.class_swap import plain_class
+from pyg_sar.utils.class_swap import name_of, plain_class
 from pyg_sar.utils.nested import PLAIN, leaves_of
 
 _MAX_REVERSED = 4
@@ -173,3 +174,28 @@ def dst_sharding(conv: MessagePassing, edges: EdgeIndex) -> Sharding:
     """The nodes that messages along the edges go to."""
     is_against = edges.handle.is_flipped != (conv.flow != 'source_to_target')
     return edges.ends.src if is_against else edges.ends.dst
+
+
+def check_ends(
+    conv: MessagePassing,
+    function: str,
+    names: tuple[str, ...],
+    kwargs: dict[str, Any],
+    edges: EdgeIndex,
+) -> None:
+    """Raises a ValueError where rows of one set of nodes are read at the nodes of the other."""
+    at = {'_i': dst_sharding(conv, edges)}
+    at['_j'] = edges.ends.dst if at['_i'] is edges.ends.src else edges.ends.src
+    is_turned = conv.flow != 'source_to_target' and not is_generated(conv, function)
+    for name in names:
+        end, value = name[-2:], kwargs.get(name[:-2])
+        if end not in at:
+            continue
+        if isinstance(value, (tuple, list)) and len(value) == 2:
+            value = value[(end == '_i') != is_turned]
+        ends = {*at.values()} - {at[end]}
+        if isinstance(value, Rows) and value._sharding in ends:
+            raise ValueError(
+                f"expected rows of {at[end].what} at '{name}' of {name_of(conv)} (got those of "
+                f'{value._sharding.what}): turn the pair of arguments round'
+            )

@@ -19,6 +19,7 @@ from pyg_sar.nn.call import Call, after_step, arguments_of, before_step
 from pyg_sar.nn.call_edges import (
     METHODS,
     along_edges,
+    check_ends,
     dst_sharding,
     edges_in,
     ids_of_edges,
@@ -175,6 +176,8 @@ def _call(layer: Layer, conv: MessagePassing, function: str, arguments: tuple[An
             sizes = (None, None) if size is None else tuple(size)[:: -1 if against else 1]
             at = not against or is_generated(conv, function)
             _check_tells_sizes(conv, function, sizes, names, kwargs, at)
+        if ends[0] is not ends[1]:
+            check_ends(conv, function, names, kwargs, edges)
         kwargs = _own(kwargs, edges, conv)
     else:  # of HGTConv, which computes with own rows
         num_edges, whole = handle.num_edges, kwargs

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, parallel, take_step
+from alike import Wrap, assert_alike, cut_of, parallel, take_step
 from few import few
 from on_ranks import on_ranks
+from ranks import run_as_threads
 from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric.data import HeteroData
@@ -18,7 +20,10 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, scatter, softmax
 from two_types import two_types
 
-from pyg_sar import DistributedDataParallel, SARConv
+import pyg_sar
+from pyg_sar import DistributedDataParallel, SARConv, gather
+
+TWO_TYPES = functools.partial(two_types, (12, 12), (3, 3), 40, turned=False)
 
 
 class SoftmaxOverOtherGroups(SumConv):
@@ -151,5 +156,26 @@ def _turned(data: HeteroData, wrap: Wrap) -> Tensor:
 
 
 def test_an_aggregate_into_plain_along_turned_edges():
-    graph = functools.partial(two_types, (12, 12), (3, 3), 40, turned=False)
-    assert_alike(_turned, graph=graph, cut='random', ranks=(2,), tolerance=1e-12)
+    assert_alike(_turned, graph=TWO_TYPES, cut='random', ranks=(2,), tolerance=1e-12)
+
+
+class Open(MessagePassing):
+    """PyG does not compile its propagate, which takes pairs of arguments by the flow."""
+
+    def forward(self, x: Any, edge_index: Tensor, **more: Any) -> Tensor:
+        return self.propagate(edge_index, x=x, **more)
+
+
+def _other_end(root: str) -> None:
+    data, conv = pyg_sar.load_shard(root), SARConv(Open(flow='target_to_source'))
+    (a, b), edge_index = (data['a'].x, data['b'].x), data['a', 'to', 'b'].edge_index.flip(0)
+    words = "expected rows of nodes of type 'a' at 'x_j' of Open (got those of nodes of type 'b')"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        conv((a, b), edge_index)
+    edges = TWO_TYPES()['a', 'to', 'b'].edge_index
+    whole = Open(flow='target_to_source')(tuple(map(gather, (b, a))), edges.flip(0))
+    torch.testing.assert_close(gather(conv((b, a), edge_index)), whole)
+
+
+def test_rows_of_the_other_end() -> None:
+    run_as_threads(_other_end, 2, cut_of(TWO_TYPES, 2, 'random'))
