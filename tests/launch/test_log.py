@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import re
-import subprocess
-import sys
 from contextlib import redirect_stderr, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import on_ranks
+from on_ranks import on_ranks, parts_of
 from ranks import run_ranks
-from small_graphs import cut, small_graph
+from started import run
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
 import pyg_sar
@@ -26,8 +22,8 @@ from pyg_sar.utils.log import bytes_text, set_log, set_log_by_environment
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> str:
-    return str(cut(small_graph(), 3, tmp_path / 'parts'))
+def root() -> str:
+    return str(parts_of(3))
 
 
 def _train(root: str, level: Any) -> tuple[str, list[torch.Tensor], list[Any]]:
@@ -145,8 +141,7 @@ def test_a_wrong_level_on_one_rank():
 
 
 def _only_rank_1_tells(root: str) -> str:
-    rank = dist.get_rank()
-    return _train(root, 'debug' if rank == 1 else None)[0]
+    return _train(root, 'debug' if dist.get_rank() == 1 else None)[0]
 
 
 def test_one_rank_tells(root):
@@ -184,13 +179,7 @@ def test_bytes_text():
 def test_environment_of_a_program(root):
     code = f'import pyg_sar; pyg_sar.load_shard({root!r})'
     for value in ('', 'info'):
-        run = subprocess.run(
-            [sys.executable, '-c', code],
-            env={**os.environ, 'PYG_SAR_LOG': value},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=True,
-        )
-        told = [line for line in run.stderr.splitlines() if '[rank' in line]
+        done = run(['python', '-c', code], PYG_SAR_LOG=value)
+        assert done.returncode == 0, done.stderr
+        told = [line for line in done.stderr.splitlines() if '[rank' in line]
         assert [('loaded parts 0 to 2 of 3' in line) for line in told] == [True] * bool(value)

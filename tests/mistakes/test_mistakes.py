@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -71,8 +69,7 @@ def test_on_a_terminal(name: str, root: Path, tmp_path: Path) -> None:
     if name == '4 parts on 3 ranks':
         root = cut(small_graph(), 4, tmp_path / 'parts')
     ranks = ('--standalone', '--nproc-per-node', NUM_RANKS)
-    path = os.pathsep.join(sys.path)
-    done = run([*TORCHRUN, *ranks, mistakes.__file__, name, root], PYTHONPATH=path)
+    done = run([*TORCHRUN, *ranks, mistakes.__file__, name, root])
     assert done.returncode == 1, done.stderr
     lines = done.stderr.splitlines()
     of_ranks = [re.fullmatch(r'(?:\[rank(\d)\]: )?(\w+Error): (.*)', line) for line in lines]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,32 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import GAT, GENConv, GraphSAGE, HeteroConv, SAGEConv, TransformerConv
 
 import pyg_sar
+from pyg_sar.comm import vote
+from pyg_sar.launch.in_turns.run import InTurns, play
 
 NUM_RANKS, NUM_EPOCHS = 3, 3
+SIZE = 1000
+
+
+def in_turns(
+    program: Callable[[], Any],
+    folder: Path | None,
+    num_ranks: int = 2,
+    memory: int | str = 0,
+    **options: Any,
+) -> InTurns:
+    """Runs a program on ranks in turn; by default all but what is in use is evicted."""
+    return play(program, num_ranks, memory=memory, spill=folder, least=256, **options)
+
+
+def others_turn() -> None:
+    vote.agree(0)  # the last rank here goes on by itself,
+    vote.agree(0)  # and waits here
+
+
+def is_away(tensor: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage().nbytes() == 0
 
 
 def write_parts(folder: Path) -> None:

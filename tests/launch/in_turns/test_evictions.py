@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -14,20 +15,14 @@ import numpy as np
 import pytest
 import torch
 from few import few
+from launch.in_turns.faults import are_equal
+from launch.in_turns.programs import SIZE, in_turns, is_away, others_turn
 from torch import Tensor
 
-from pyg_sar.comm import ranks, vote
+from pyg_sar.comm import ranks
 from pyg_sar.comm.turns import LazySend
-from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.reuse import kept_copy
 from pyg_sar.utils import offload as evictable
-
-SIZE = 1000
-
-
-def others_turn() -> None:
-    vote.agree(0)  # the last rank here goes on by itself,
-    vote.agree(0)  # and waits here
 
 
 def lend(to: int, rows: Tensor, index: Tensor) -> None:
@@ -88,26 +83,29 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support')  # the first of a process
-@pytest.mark.parametrize('way', few(READS, every=2))
-def test_every_way_to_read(tmp_path: Path, way: str) -> None:
+def check_read(read: Callable[[Tensor], Any], *args: Any, device: str = 'cpu', **options: Any):
+    """What was away is read as what stayed, and both are the same afterwards."""
+
     def program() -> tuple[Any, Any, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(ranks.rank())
-        there = torch.randn(SIZE, generator=generator)
+        there = torch.randn(SIZE, generator=generator).to(device)
         evictable.keep_here(there)
         held = there.clone()
         others_turn()
-        with torch._C.DisableTorchFunction():
-            assert held.untyped_storage().nbytes() == 0
-        found = READS[way](held)
-        expected = READS[way](there)
+        assert is_away(held)
+        found, expected = read(held), read(there)
         others_turn()
         return found, expected, held + 0, there + 0
 
-    for found, expected, *after in play(program, 2, memory=0, spill=tmp_path, least=256).results:
-        same = torch.equal if isinstance(expected, Tensor) else lambda a, b: a == b
-        assert same(found, expected)
+    for found, expected, *after in in_turns(program, *args, **options).results:
+        assert are_equal(found, expected)
         assert torch.equal(*after)
+
+
+@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support')  # the first of a process
+@pytest.mark.parametrize('way', few(READS, every=2))
+def test_every_way_to_read(tmp_path: Path, way: str) -> None:
+    check_read(READS[way], tmp_path)
 
 
 STORAGES: dict[str, Callable[[torch.UntypedStorage], Any]] = {
@@ -138,18 +136,13 @@ def test_storages_that_were_made_of_storages(tmp_path: Path, way: str) -> None:
         tensor += 3
         del storage
         others_turn()
-        with torch._C.DisableTorchFunction():
-            is_away = tensor.untyped_storage().nbytes() == 0
-        return (is_zero, *first), found, tensor + 0, is_away
+        return (is_zero, is_away(tensor), *first), found, tensor + 0
 
-    results = play(program, 2, memory=0, spill=tmp_path, least=256).results
-    for rank, ((is_zero, item, part), found, tensor, is_away) in enumerate(results):
+    results = in_turns(program, tmp_path).results
+    for rank, (firsts, found, tensor) in enumerate(results):
         expected = torch.arange(SIZE) + 1000.0 * rank
-        assert item == expected[3]
         assert found == expected.view(torch.uint8).tolist()
-        assert part == found[12:16]
-        assert is_zero
-        assert is_away
+        assert firsts == (True, True, expected[3], found[12:16])
         assert torch.equal(tensor, torch.full((SIZE,), 3.0))
 
 
@@ -179,7 +172,7 @@ def test_what_is_written_after_it_was_away_is_written_again(tmp_path: Path, way:
         others_turn()
         return held + 0, there + 0
 
-    for found, expected in play(program, 2, memory=0, spill=tmp_path, least=256).results:
+    for found, expected in in_turns(program, tmp_path).results:
         assert torch.equal(found, expected)
 
 
@@ -191,7 +184,7 @@ def test_what_did_not_change_is_written_once_and_what_dies_never(tmp_path: Path)
             held.sum()
             held * 2  # dies
 
-    figures = play(program, 2, memory=0, spill=tmp_path, least=256).figures
+    figures = in_turns(program, tmp_path).figures
     assert figures.written == 2 * 4 * SIZE
     assert figures.evictions == 2 * 5
     assert figures.peak == 2 * 4 * SIZE
@@ -203,7 +196,7 @@ def test_a_budget_that_suffices_moves_nothing(tmp_path: Path) -> None:
         others_turn()
         held.sum()
 
-    figures = play(program, 2, memory='1MB', spill=tmp_path, least=256).figures
+    figures = in_turns(program, tmp_path, 2, '1MB').figures
     assert (figures.evictions, figures.written, figures.read) == (0, 0, 0)
 
 
@@ -213,14 +206,13 @@ def test_the_rank_that_waits_longest_goes_first(tmp_path: Path) -> None:
         away = []
         for _ in range(4):
             others_turn()
-            with torch._C.DisableTorchFunction():
-                away.append(held.untyped_storage().nbytes() == 0)
+            away.append(is_away(held))
             held.sum()
         return away
 
     # There is room for three of four, and for one that an operation would make. Were the least
     # recently used one to go, all but one of 16 times what a rank needs would be away.
-    found = play(program, 4, memory=4 * 4 * SIZE, spill=tmp_path, least=256)
+    found = in_turns(program, tmp_path, 4, 4 * 4 * SIZE)
     assert 0 < sum(map(sum, found.results)) <= 8
 
 
@@ -239,33 +231,36 @@ def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
         return found
 
     for memory in (0, 1 << 30):
-        results = play(program, 2, memory=memory, spill=tmp_path, least=256).results
+        results = in_turns(program, tmp_path, 2, memory).results
         for rank, found in enumerate(results):
             for step, came in enumerate(found):
                 assert torch.equal(came, torch.full_like(came, 1 - rank + 10.0 * step))
 
 
+NUM_ROWS = 200_000  # reads of 1 MiB at most: these and large rows take more
+
+
 @pytest.mark.parametrize(
-    'kind', ['none', 'one', 'all', 'some', 'far', 'twice', 'backwards', 'at the ends', 'large rows']
+    'index',
+    [
+        *([], [7], range(NUM_ROWS), [3, 3, 4, 9, 9, 11], [0, 1, NUM_ROWS - 2, NUM_ROWS - 1]),
+        *(range(0, NUM_ROWS, 1_000), range(NUM_ROWS - 1, -1, -999)),
+        torch.rand(NUM_ROWS, generator=torch.Generator().manual_seed(0)).lt(0.3).nonzero().view(-1),
+        'large rows',
+    ],
+    ids=['none', 'one', 'all', 'twice', 'at the ends', 'far', 'backwards', 'some', 'large rows'],
 )
-def test_rows_of_any_index_are_read(tmp_path: Path, kind: str) -> None:
-    width = 1 << 18 if kind == 'large rows' else 3
-    num_rows = 12 if kind == 'large rows' else 200_000  # reads of 1 MiB at most: both take more
-    picks: dict[str, Tensor] = {
-        'none': torch.arange(0),
-        'one': torch.tensor([7]),
-        'all': torch.arange(num_rows),
-        'some': torch.rand(num_rows, generator=torch.Generator().manual_seed(0)).lt(0.3).nonzero(),
-        'far': torch.arange(0, num_rows, 1_000),
-        'twice': torch.tensor([3, 3, 4, 9, 9, 11]),
-        'backwards': torch.arange(num_rows - 1, -1, -999),
-        'at the ends': torch.tensor([0, 1, num_rows - 2, num_rows - 1]),
-        'large rows': torch.tensor([0, 1, 3, 4, 8, 11]),
-    }
-    index = picks[kind].view(-1)
+def test_rows_of_any_index_are_read(tmp_path: Path, index: Any) -> None:
+    size = (NUM_ROWS, 3)
+    if isinstance(index, str):
+        index, size = [0, 1, 3, 4, 8, 11], (12, 1 << 18)
+    index = torch.as_tensor(index, dtype=torch.int64)
+
+    def all_rows() -> Tensor:
+        return torch.arange(math.prod(size) + 5, dtype=torch.float32)[5:].view(size)
 
     def program() -> Tensor | None:
-        rows = torch.arange(num_rows * width + 5, dtype=torch.float32)[5:].view(num_rows, width)
+        rows = all_rows()
         others_turn()
         if ranks.rank() == 1:
             return None
@@ -274,9 +269,8 @@ def test_rows_of_any_index_are_read(tmp_path: Path, kind: str) -> None:
         assert evictable.is_read_by_rows(rows)
         return found
 
-    found = play(program, 2, memory=0, spill=tmp_path, least=256)
-    expected = torch.arange(num_rows * width + 5, dtype=torch.float32)[5:].view(num_rows, width)
-    assert torch.equal(found.results[0], expected[index])
+    found = in_turns(program, tmp_path)
+    assert torch.equal(found.results[0], all_rows()[index])
 
 
 def test_an_error_while_rows_are_made_leaves_the_offer(tmp_path: Path) -> None:
@@ -303,7 +297,7 @@ def test_an_error_while_rows_are_made_leaves_the_offer(tmp_path: Path) -> None:
         came = borrow(others, SIZE, 2)
         return came.clone(), errors
 
-    results = play(program, 2, memory=0, spill=tmp_path, least=256).results
+    results = in_turns(program, tmp_path).results
     assert [errors for _, errors in results] == [0, 1]
     for rank, (came, _) in enumerate(results):
         assert torch.equal(came, torch.full_like(came, 1 - rank))
@@ -324,8 +318,7 @@ def test_a_kept_copy_is_evicted_as_one_and_is_what_it_was(tmp_path: Path) -> Non
         return weight.grad, rows.detach()
 
     for changes in (False, True):
-        run = partial(program, changes)
-        found = play(run, 2, memory=0, spill=tmp_path, least=256)
+        found = in_turns(partial(program, changes), tmp_path)
         for grad, rows in found.results:
             assert torch.equal(grad, torch.full((SIZE,), 8.0))
             assert torch.equal(rows, torch.full((SIZE,), 14.0 if changes else 2.0))
@@ -343,7 +336,7 @@ def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
         made = torch.ones(SIZE)  # there is no room for it, for own rows and for those of the other
         return own + came.sum() + made.sum()
 
-    found = play(program, 2, memory=2 * 4 * SIZE, spill=tmp_path, least=256)
+    found = in_turns(program, tmp_path, 2, 2 * 4 * SIZE)
     assert found.figures.evictions > 0
     assert found.results == [1003.0, 2000.0]
 
@@ -358,7 +351,7 @@ def test_what_others_have_still_to_read_goes_last(tmp_path: Path) -> None:
         await_lent(of)
         return (held.sum() + borrow(of, 3).sum()).item()
 
-    found = play(program, 4, memory=4 * 4 * SIZE, spill=tmp_path, least=256)
+    found = in_turns(program, tmp_path, 4, 4 * 4 * SIZE)
     assert found.results == [1009.0, 1000.0, 1003.0, 1006.0]
     assert found.figures.read > 0
     assert found.figures.read_of_others == 0
@@ -367,10 +360,9 @@ def test_what_others_have_still_to_read_goes_last(tmp_path: Path) -> None:
 def test_tensors_from_before_stay(tmp_path: Path) -> None:
     before = torch.ones(SIZE)
 
-    def program() -> int:
+    def program() -> bool:
         view = before[:500]
         others_turn()
-        with torch._C.DisableTorchFunction():
-            return view.untyped_storage().nbytes()
+        return is_away(view)
 
-    assert play(program, 2, memory=0, spill=tmp_path, least=256).results == [4 * SIZE] * 2
+    assert in_turns(program, tmp_path).results == [False] * 2

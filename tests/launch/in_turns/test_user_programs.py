@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from few import few
 from launch.in_turns.faults import are_equal
-from launch.in_turns.programs import KINDS, NUM_RANKS, train
+from launch.in_turns.programs import KINDS, NUM_RANKS, in_turns, train
 from ranks import run_ranks
 from torch import Tensor
 from torch_geometric import seed_everything
@@ -21,7 +21,6 @@ from torch_geometric.nn import GAT, GraphSAGE
 
 import pyg_sar
 from pyg_sar.comm import collectives
-from pyg_sar.launch.in_turns.run import play
 
 
 class Run:
@@ -129,8 +128,7 @@ def sampled(folder: str, on_batches: bool) -> list[Any]:
 
 
 def _in_turns(folder: Path, program: Callable[..., Any], *args: Any) -> list[Any]:
-    run = partial(program, str(folder), *args)
-    found = play(run, NUM_RANKS, memory=0, spill=folder, least=256)
+    found = in_turns(partial(program, str(folder), *args), folder, NUM_RANKS)
     assert found.figures.evictions > 0
     return found.results
 
@@ -154,12 +152,12 @@ def test_bits_of_processes(folder: Path, name: str) -> None:
 @pytest.mark.parametrize('kind', few(KINDS, every=6))
 def test_bits_whatever_is_evicted(folder: Path, kind: str) -> None:
     expected = run_ranks(train, NUM_RANKS, str(folder), kind)
-    run = partial(play, partial(train, str(folder), kind), NUM_RANKS, spill=folder, least=256)
-    whole = run(memory=1 << 40)
+    run = partial(in_turns, partial(train, str(folder), kind), folder, NUM_RANKS)
+    whole = run(1 << 40)
     assert are_equal(whole.results, expected)
     assert whole.figures.evictions == whole.figures.written == 0
     for budget in (whole.figures.peak // 2, 0):
-        found = run(memory=budget)
+        found = run(budget)
         assert are_equal(found.results, expected)
         assert min(found.figures.evictions, found.figures.written, found.figures.read) > 0
         assert found.figures.peak < whole.figures.peak

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from launch.in_turns.programs import NUM_RANKS
+from launch.in_turns.programs import NUM_RANKS, in_turns
 from ranks import run_ranks
 from torch_geometric.nn import GAT, GraphSAGE
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank as own_rank
 from pyg_sar.comm.turns import Turns
-from pyg_sar.launch.in_turns.run import play
 from pyg_sar.utils import hook
 from pyg_sar.utils.log import Counts, set_log
 
@@ -54,8 +53,8 @@ def _counted(counts: dict[str, Counts]) -> dict[str, Counts]:
     return {name: replace(c, waiting=0, computing=0) for name, c in counts.items()}
 
 
-def _in_turns(folder: Path, program: Callable[[], Any], memory: int = 0) -> list[Any]:
-    return play(program, NUM_RANKS, memory=memory, spill=folder, least=256).results
+def _in_turns(folder: Path, program: Callable[[], Any]) -> list[Any]:
+    return in_turns(program, folder, NUM_RANKS).results
 
 
 @pytest.mark.parametrize(
