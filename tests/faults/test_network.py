@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from fault_cells import started
 from fault_program import TIMEOUT, WORLD_SIZE, Cell, run, wait_for
 from networks import ALONE, connect, ip, make_network, on_machine, why_no_networks
 from small_graphs import cut, small_graph
@@ -47,13 +48,7 @@ def _cut(root: Path, number: int, how: str, store: str, faulty: int) -> dict[str
     # Names and addresses of its own: the last case's go when the kernel gets to it, and answer.
     net = f'10.7.{number}'
     where = f'file://{folder}/store' if store == 'file' else f'tcp://{net}.1:29500'
-    ranks = [
-        _CONTEXT.Process(target=_run_rank, args=(i, folder, how, where, faulty))
-        for i in range(WORLD_SIZE)
-    ]
-    for rank in ranks:
-        rank.start()
-    try:
+    with started(_CONTEXT, _run_rank, folder, how, where, faulty) as ranks:
         for i, rank in enumerate(ranks):
             wait_for(folder / f'started-{i}')
             connect(rank.pid, f'v{number}-{i}', f'{net}.{i + 1}')
@@ -68,10 +63,6 @@ def _cut(root: Path, number: int, how: str, store: str, faulty: int) -> dict[str
         for rank in ranks:
             rank.join(120)
         codes = [rank.exitcode for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
     ends = [json.loads((folder / f'end-{i}').read_text()) for i in range(WORLD_SIZE)]
     for end in ends:
         end['seconds'] = end.pop('time') - start

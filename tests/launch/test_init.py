@@ -74,7 +74,7 @@ def _after_a_group(makes_it: bool) -> Process:
     return pyg_sar.init()
 
 
-def _joined() -> dict[str, Any]:
+def _joined() -> None:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -82,32 +82,20 @@ def _joined() -> dict[str, Any]:
     logger.addHandler(handler)
     logger.setLevel('INFO')
     found = pyg_sar.init(timeout=30)
-    return {
-        'process': found,
-        'again': pyg_sar.init(),
-        'threads': torch.get_num_threads(),
-        'backend': dist.get_backend_config(),
-        'interface': os.environ.get('GLOO_SOCKET_IFNAME'),
-        'sum': collectives.all_reduce_sum(torch.ones(2)).tolist(),
-        'lines': lines,
-    }
+    rank = int(os.environ['RANK'])
+    assert found == pyg_sar.init() == Process(rank, 3, CPU)
+    assert torch.get_num_threads() == max(1, len(os.sched_getaffinity(0)) // 3)
+    assert dist.get_backend_config() == 'cpu:gloo,cuda:gloo'
+    assert collectives.all_reduce_sum(torch.ones(2)).tolist() == [3.0, 3.0]
+    if sys.platform == 'linux':
+        assert os.environ['GLOO_SOCKET_IFNAME'] == 'lo'
+    (line,) = [line for line in lines if 'allocator' not in line]
+    where = f'{rank + 1} of 3 ranks on {socket.gethostname()}, rank 0 at 127.0.0.1:'
+    assert line.startswith(f'[rank {rank}/3] by RANK and WORLD_SIZE, {where}')
 
 
 def test_joined() -> None:
-    cores = len(os.sched_getaffinity(0))
-    results = pyg_sar.launch(_joined, 3)
-    for rank, found in enumerate(results):
-        assert found['process'] == found['again'] == Process(rank, 3, CPU)
-        assert found['threads'] == max(1, cores // 3)
-        assert found['backend'] == 'cpu:gloo,cuda:gloo'
-        assert found['sum'] == [3.0, 3.0]
-        if sys.platform == 'linux':
-            assert found['interface'] == 'lo'
-        (line,) = [line for line in found['lines'] if 'allocator' not in line]
-        assert line.startswith(
-            f'[rank {rank}/3] by RANK and WORLD_SIZE, {rank + 1} of 3 ranks on '
-            f'{socket.gethostname()}, rank 0 at 127.0.0.1:'
-        )
+    pyg_sar.launch(_joined, 3)
 
 
 def _twice() -> list[float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import re
-from contextlib import redirect_stderr, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Any
 
 import pytest
@@ -26,26 +27,32 @@ def root() -> str:
     return str(parts_of(3))
 
 
-def _train(root: str, level: Any) -> tuple[str, list[torch.Tensor], list[Any]]:
-    """What is told on stderr, output and gradients of two epochs, and the steps of the shard."""
+@contextmanager
+def stderr_of_a_log() -> Iterator[io.StringIO]:
+    """What is told on stderr; afterwards the log is off."""
     err = io.StringIO()
     with redirect_stderr(err):
         try:
-            set_log(level)
-            data = pyg_sar.load_shard(root)
-            torch.manual_seed(0)
-            net = GraphSAGE(6, 6, 2, norm='batch_norm').double()
-            model = pyg_sar.DistributedDataParallel(net, log=level, partial_sums=False)
-            found = []
-            for _ in range(2):
-                model.zero_grad()
-                out = model(data.x, data.edge_index)
-                out.square().sum().backward()
-                grads = [p.grad.clone() for p in model.parameters()]
-                found += [pyg_sar.local(out.detach()), *grads]
+            yield err
         finally:
             set_log('off')
     assert hook.watchers == ()
+
+
+def _train(root: str, level: Any) -> tuple[str, list[torch.Tensor], list[Any]]:
+    """What is told on stderr, output and gradients of two epochs, and the steps of the shard."""
+    with stderr_of_a_log() as err:
+        set_log(level)
+        data = pyg_sar.load_shard(root)
+        torch.manual_seed(0)
+        net = GraphSAGE(6, 6, 2, norm='batch_norm').double()
+        model = pyg_sar.DistributedDataParallel(net, log=level, partial_sums=False)
+        found = []
+        for _ in range(2):
+            model.zero_grad()
+            out = model(data.x, data.edge_index)
+            out.square().sum().backward()
+            found += [pyg_sar.local(out.detach()), *(p.grad.clone() for p in model.parameters())]
     assert logging.getLogger('pyg_sar').level == logging.NOTSET
     shard = data.edge_index.handle.shard
     steps = [(step.part, step.recv_rows, step.send_index.numel()) for step in shard.steps]
@@ -101,13 +108,11 @@ def test_quiet_by_default(root, caplog, capfd):
 
 def test_handlers_of_the_program(root, caplog, capfd):
     """They get the lines instead of stderr."""
-    try:
+    with stderr_of_a_log() as err:
         data = pyg_sar.load_shard(root)
         model = pyg_sar.DistributedDataParallel(SAGEConv(6, 6).double(), log='info')
         model(data.x, data.edge_index)
-    finally:
-        set_log('off')
-    assert capfd.readouterr() == ('', '')
+    assert (err.getvalue(), *capfd.readouterr()) == ('', '', '')
     # Which module was imported first decides about huge pages.
     records = [record for record in caplog.records if 'huge pages' not in record.getMessage()]
     assert [record.levelname for record in records] == ['INFO'] * 3
@@ -116,7 +121,7 @@ def test_handlers_of_the_program(root, caplog, capfd):
 
 
 def test_environment(monkeypatch):
-    try:
+    with stderr_of_a_log():
         for value, is_on in (('DEBUG', True), ('', True), ('off', False), ('info', True)):
             monkeypatch.setenv('PYG_SAR_LOG', value)
             set_log_by_environment()
@@ -124,9 +129,6 @@ def test_environment(monkeypatch):
         monkeypatch.setenv('PYG_SAR_LOG', 'loud')
         with pytest.raises(ValueError, match=r"PYG_SAR_LOG .*'loud'"):
             set_log_by_environment()
-    finally:
-        set_log('off')
-    assert hook.watchers == ()
 
 
 def test_wrong_level():
@@ -150,16 +152,12 @@ def test_one_rank_tells(root):
 
 
 def _fails(root: str) -> str:
-    err = io.StringIO()
-    with redirect_stderr(err):
-        try:
-            data = pyg_sar.load_shard(root)
-            model = pyg_sar.DistributedDataParallel(SAGEConv(6, 6).double(), log='debug')
-            for x in (data.x[:-1], data.x):
-                with suppress(ValueError):
-                    model(x, data.edge_index)
-        finally:
-            set_log('off')
+    with stderr_of_a_log() as err:
+        data = pyg_sar.load_shard(root)
+        model = pyg_sar.DistributedDataParallel(SAGEConv(6, 6).double(), log='debug')
+        for x in (data.x[:-1], data.x):
+            with suppress(ValueError):
+                model(x, data.edge_index)
     return err.getvalue()
 
 

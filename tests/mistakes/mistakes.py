@@ -272,28 +272,25 @@ def is_killed(data: Any, rank: int) -> None:
     loss_of(model, data)
 
 
-SAME_LINES, ENDED = 'run the same lines on every rank', 'has ended or is cut off'
-LAUNCHED: dict[str, Mistake] = {
-    'load_shard before init': Mistake('', 'expected pyg_sar.init()', 'call pyg_sar.init() first'),
-    '4 parts on 3 ranks': Mistake('', 'the 4 parts', 'cut the graph into 3 or 6 parts'),
-    'a bug on rank 1': Mistake(
-        'bug_on_rank_1(data, rank)',
-        "rank 1 failed with KeyError: 'only here'",
-        'see its traceback',
-        1,
-    ),
-    'rank 2 stops early': Mistake(
-        'stops_early(data, rank)', f'rank 2 {ENDED}', 'all ranks must make the same calls', 2
-    ),
-    'a skipped backward': Mistake('skips_a_backward(data, rank)', 'is at ', SAME_LINES),
-    'a forward in a thread of rank 0': Mistake(
-        'runs_in_a_thread(data, rank)', 'is at ', SAME_LINES
-    ),
-    'rank 1 is killed': Mistake(
-        'is_killed(data, rank)', f'rank 1 {ENDED}', 'see the end of its log', 1
-    ),
-    'evaluates on rank 0': IN_STEP[0],
-}
+_OF_PROCESSES = """
+pass  # load_shard before init
+    expected pyg_sar.init() => call pyg_sar.init() first
+pass  # 4 parts on 3 ranks
+    the 4 parts => cut the graph into 3 or 6 parts
+[1] has_a_bug(data, rank)
+    rank 1 failed with KeyError: 'only here' => see its traceback
+[2] stops_early(data, rank)
+    rank 2 has ended or is cut off => all ranks must make the same calls
+skips_a_backward(data, rank)
+    is at => run the same lines on every rank
+runs_in_a_thread(data, rank)
+    is at => run the same lines on every rank
+[1] is_killed(data, rank)
+    rank 1 has ended or is cut off => see the end of its log
+[0] evaluates_on_rank_0(data, rank)
+    in evaluation; without gradients on rank 0 => run the same lines
+"""
+LAUNCHED = {mistake.do.removeprefix('pass  # '): mistake for mistake in _mistakes(_OF_PROCESSES)}
 """Those that end processes, as a terminal shows them."""
 
 

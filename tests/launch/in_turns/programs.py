@@ -86,7 +86,7 @@ class _Typed(nn.Module):
         return self.convs[1](x, edge_index)
 
 
-def _model(kind: str) -> nn.Module:
+def make_model(kind: str) -> nn.Module:
     if kind == 'typed':
         return _Typed()
     if kind == 'gat':
@@ -109,7 +109,7 @@ def train(
     torch.set_default_dtype(torch.float64)
     data: Any = pyg_sar.load_shard(Path(folder) / ('typed' if kind == 'typed' else 'one'))
     data = data.to(device)
-    model = pyg_sar.DistributedDataParallel(_model(kind).to(device))
+    model = pyg_sar.DistributedDataParallel(make_model(kind).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(NUM_EPOCHS):

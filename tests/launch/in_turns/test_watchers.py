@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import re
 import threading
 from collections.abc import Callable
-from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from launch.in_turns.programs import NUM_RANKS, in_turns
+from launch.in_turns.programs import NUM_RANKS, in_turns, make_model
+from launch.test_log import stderr_of_a_log
 from ranks import run_ranks
-from torch_geometric.nn import GAT, GraphSAGE
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank as own_rank
@@ -27,8 +25,7 @@ from pyg_sar.utils.log import Counts, set_log
 
 def _model(kind: str, **options: Any) -> Any:
     torch.manual_seed(0)
-    model = GAT if kind == 'gat' else GraphSAGE
-    return pyg_sar.DistributedDataParallel(model(8, 12, 3, 3, norm='batch_norm'), **options)
+    return pyg_sar.DistributedDataParallel(make_model(kind), **options)
 
 
 def _train(folder: str, kind: str, options: dict[str, Any], num_epochs: int = 2) -> Any:
@@ -107,12 +104,8 @@ def test_whoever_waits_for_turns_is_told_to_wait(folder, monkeypatch):
 
 def _logged(folder: str, level: Any) -> str:
     """What two epochs have told on stderr of a process."""
-    err = io.StringIO()
-    with redirect_stderr(err):
-        try:
-            _epochs(folder, level)
-        finally:
-            set_log('off')
+    with stderr_of_a_log() as err:
+        _epochs(folder, level)
     return err.getvalue()
 
 
@@ -170,7 +163,7 @@ def test_an_error_leaves_no_watcher(folder: Path) -> None:
 
 def test_a_profile_outside_hears_none_of_the_ranks(folder: Path) -> None:
     data = pyg_sar.load_shard(folder / 'one')
-    model = pyg_sar.DistributedDataParallel(GraphSAGE(8, 12, 3, 3).double())
+    model = _model('sage').double()
     with pyg_sar.profile() as prof:
         model(data.x, data.edge_index)
         _in_turns(folder, partial(_train, str(folder), 'sage', {}))
