@@ -42,8 +42,9 @@ OF_PARAMETERS = ('utils/tensor_state.py', 'nn/buckets.py')
 def _waits_of_layer(root: str, name: str) -> Counter[str]:
     data = pyg_sar.load_shard(root).to('cuda')
     torch.manual_seed(0)
-    layers = torch.nn.ModuleList([LAYERS[name][0]()]).double().to('cuda')
-    layer = pyg_sar.DistributedDataParallel(layers)[0]
+    layer = pyg_sar.DistributedDataParallel(torch.nn.ModuleList([LAYERS[name][0]()]).double()).to(
+        'cuda'
+    )[0]
     x = data.x.clone().requires_grad_()
 
     def step() -> None:
