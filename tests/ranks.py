@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 import torch_geometric.template
 from jinja2 import Environment, FileSystemLoader
+from started import heed_interrupts  # noqa: F401 (others take it from here)
 
 from pyg_sar.comm.threads import forgets_generated, run_threads
 
@@ -77,11 +78,6 @@ def take_device(rank: int, world_size: int) -> None:
         names = {'NCCL_HOSTID': f'rank {rank}', 'NCCL_SOCKET_IFNAME': 'lo', 'NCCL_NET': 'Socket'}
         os.environ.update(names)
     torch.cuda.set_device(rank % count)
-
-
-def heed_interrupts() -> None:
-    """For a ``preexec_fn``: a shell starts what runs in the background with SIGINT ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class RankError(AssertionError):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -15,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 from conv_cases import CASES, EXACT
+from started import ROOT, output
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / 'benchmarks'
 NAMES = (
     *('kernels', 'convs', 'attention', 'limit', 'epoch', 'start', 'scaling'),
@@ -38,30 +36,17 @@ def load(monkeypatch: pytest.MonkeyPatch):
     return load
 
 
-def _run(*command: object, limit: float = 300) -> subprocess.CompletedProcess[str]:
-    """On one core: with two threads on a busy machine, tiny work takes minutes."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    core = max(os.sched_getaffinity(0))
-    code = (
-        f'import os, sys; os.sched_setaffinity(0, [{core}]); '
-        'os.execv(sys.executable, [sys.executable, *sys.argv[1:]])'
-    )
-    return subprocess.run(
-        [sys.executable, '-c', code, *map(str, command)],
-        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path},
-        capture_output=True,
-        text=True,
-        timeout=limit,
-    )
+def _run(*command: object) -> str:
+    """What is printed, on one core: with two threads on a busy machine, tiny work takes minutes."""
+    return output(['taskset', '-c', max(os.sched_getaffinity(0)), 'python', *command])
 
 
 @pytest.mark.bench
 @pytest.mark.parametrize('name', NAMES)
 def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
-    done = _run(BENCHMARKS / name / 'main.py', '--tiny', '--out', tmp_path)
-    assert done.returncode == 0, done.stderr
-    if done.stdout.startswith('skipped: '):
-        pytest.skip(done.stdout)
+    printed = _run(BENCHMARKS / name / 'main.py', '--tiny', '--out', tmp_path)
+    if printed.startswith('skipped: '):
+        pytest.skip(printed)
     (report,) = json.loads((tmp_path / 'results.json').read_text())
     assert report['size'] == 'tiny'
     assert (tmp_path / f'{name}.png').stat().st_size > 0
@@ -94,8 +79,7 @@ def test_readme_is_what_its_results_say(name: str, tmp_path: Path) -> None:
     folder = BENCHMARKS / name
     if (folder / 'results.json').exists():
         shutil.copy(folder / 'results.json', tmp_path)
-    done = _run(folder / 'main.py', '--render', '--out', tmp_path)
-    assert done.returncode == 0, done.stderr
+    _run(folder / 'main.py', '--render', '--out', tmp_path)
     assert (tmp_path / 'README.md').read_text() == (folder / 'README.md').read_text()
 
 
@@ -221,11 +205,9 @@ def test_partitioning_stays_within_its_memory(tmp_path: Path) -> None:
         'from synthetic import GraphShape, save, synthetic_graph; '
         'save(synthetic_graph(GraphShape(100_000, 1_000_000, 500, 8)), Path(sys.argv[1]))'
     )
-    assert _run('-c', program, tmp_path / 'graph').returncode == 0
+    _run('-c', program, tmp_path / 'graph')
     command = (BENCHMARKS / 'partition' / 'measure.py', tmp_path / 'graph', tmp_path / 'parts')
-    done = _run('-W', 'ignore', *command, '--num-parts=2', '--method=metis')
-    assert done.returncode == 0, done.stderr
-    row = json.loads(done.stdout)
+    row = json.loads(_run('-W', 'ignore', *command, '--num-parts=2', '--method=metis'))
     # The features alone are 200 MB.
     phases = {phase: found['beside_bytes'] for phase, found in row['phases'].items()}
     assert 0 < row['passes_bytes'] < 1.3 * row['csr_bytes'] + 10e6, phases

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 import warnings
@@ -18,7 +16,8 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from ranks import RankError, heed_interrupts, run_once, run_ranks
+from ranks import RankError, run_once, run_ranks
+from started import is_alive, start, wait_until
 from torch import Tensor
 from torch_geometric.nn import Sequential
 
@@ -98,20 +97,8 @@ def _sequential(inputs: str) -> int:
     return int(model(*torch.eye(inputs.count(',') + 1))[0])
 
 
-def _is_alive(pid: int) -> bool:
-    """Whether `pid` runs; one that has ended but was not waited for does not."""
-    try:
-        state = Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != 'Z'
-
-
-def _assert_ended(pids: list[int], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while any(map(_is_alive, pids)) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert [pid for pid in pids if _is_alive(pid)] == []
+def _assert_ended(pids: list[int]) -> None:
+    wait_until(lambda: not any(map(is_alive, pids)), 'ranks live on', 60)
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
@@ -218,22 +205,16 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path, ends_by: i
                 run_ranks(stay, 2, os.getcwd(), timeout=500)
         """)
     )
-    process = subprocess.Popen(
-        [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', 'calls.py'],
-        cwd=tmp_path,
-        env={**os.environ, 'PYTHONPATH': str(Path(__file__).parent), 'TMPDIR': str(tmp_path)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=heed_interrupts,
-    )
+    command = ['python', '-m', 'pytest', '-p', 'no:cacheprovider', 'calls.py']
+    with (tmp_path / 'said').open('w') as said:
+        process = start(
+            command, folder=tmp_path, said=said, is_interrupted=True, TMPDIR=str(tmp_path)
+        )
+    files = [tmp_path / f'pid-{rank}' for rank in range(2)]
     try:
-        files = [tmp_path / f'pid-{rank}' for rank in range(2)]
-        end = time.monotonic() + 120
-        while not all(f.exists() and f.read_text() for f in files) and time.monotonic() < end:
-            time.sleep(0.05)
+        wait_until(lambda: all(f.exists() and f.read_text() for f in files), 'no ranks')
         pids = [int(file.read_text()) for file in files]
-        assert all(map(_is_alive, pids))
+        assert all(map(is_alive, pids))
         if ends_by == signal.SIGINT:
             os.killpg(process.pid, ends_by)
         else:
@@ -243,4 +224,4 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path, ends_by: i
         assert list(tmp_path.glob('ranks-*')) == []
     finally:
         process.kill()
-        process.wait()
+        process.communicate()

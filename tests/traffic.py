@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.send_recv import Buffers, Transfer, Wire
+from pyg_sar.comm.send_recv import Transfer, Wire
 from pyg_sar.comm.shared_memory import SharedMemory
 
 
@@ -98,8 +98,7 @@ class Order:
 def recorded() -> Iterator[Order]:
     """Records the order of what the exchange does while it lasts."""
     order = Order()
-    batch, start, wait = dist.batch_isend_irecv, GroupComm.start, GroupComm.finish
-    pack, add = Wire.pack, Wire.add
+    batch, start = dist.batch_isend_irecv, GroupComm.start
     names: dict[Transfer, str] = {}
     numbers = {'rows': 0, 'gradients': 0}
 
@@ -114,25 +113,22 @@ def recorded() -> Iterator[Order]:
         order.note(f'start {names[transfer]}')
         start(self, transfer)
 
-    def note_wait(self: GroupComm, transfer: Transfer) -> Buffers:
-        order.note(f'wait {names[transfer]}')
-        return wait(self, transfer)
+    def noted(owner: type, name: str, event: Callable[..., str]) -> Any:
+        function = getattr(owner, name)
 
-    def note_pack(self: Wire, *args: Any) -> None:
-        order.note('pack')
-        pack(self, *args)
+        def note(*args: Any) -> Any:
+            order.note(event(*args))
+            return function(*args)
 
-    def note_add(self: Wire, *args: Any) -> None:
-        order.note('add')
-        add(self, *args)
+        return mock.patch.object(owner, name, note)
 
     with (
         apart(),
         mock.patch.object(dist, 'batch_isend_irecv', note_batch),
         mock.patch.object(GroupComm, 'start', note_start),
-        mock.patch.object(GroupComm, 'finish', note_wait),
-        mock.patch.object(Wire, 'pack', note_pack),
-        mock.patch.object(Wire, 'add', note_add),
+        noted(GroupComm, 'finish', lambda comm, transfer: f'wait {names[transfer]}'),
+        noted(Wire, 'pack', lambda *args: 'pack'),
+        noted(Wire, 'add', lambda *args: 'add'),
     ):
         yield order
 

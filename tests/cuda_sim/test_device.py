@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from small_graphs import attempt
 from torch import Tensor
 
 from pyg_sar.ops.spmm import _pattern
@@ -31,8 +33,6 @@ def test_computes_what_a_cpu_does() -> None:
 
 
 def test_backward_runs_in_another_thread() -> None:
-    import threading
-
     seen = []
     x = _cuda(3).requires_grad_()
     y = x * 2
@@ -181,11 +181,8 @@ def _swap(rank: int, *, waits: bool = True, spoils: bool = False) -> list[float]
     """What comes from the rank before."""
     sent, received = torch.full((4,), float(rank), device='cuda'), torch.zeros(4, device='cuda')
     size = dist.get_world_size()
-    ops = [
-        dist.P2POp(dist.irecv, received, (rank - 1) % size),
-        dist.P2POp(dist.isend, sent, (rank + 1) % size),
-    ]
-    works = dist.batch_isend_irecv(ops)
+    receive = dist.P2POp(dist.irecv, received, (rank - 1) % size)
+    works = dist.batch_isend_irecv([receive, dist.P2POp(dist.isend, sent, (rank + 1) % size)])
     if spoils:
         sent.fill_(7.0)
     found = received.clone()
@@ -197,13 +194,17 @@ def _swap(rank: int, *, waits: bool = True, spoils: bool = False) -> list[float]
 def _collectives() -> list[list[float]]:
     dist.all_reduce(torch.zeros(1, device='cuda'))
     rank, size = dist.get_rank(), dist.get_world_size()
-    total = torch.full((2,), rank + 1.0, device='cuda')
-    dist.all_reduce(total)
-    gathered = torch.empty(size, device='cuda')
-    dist.all_gather(list(gathered.unbind()), torch.tensor(float(rank), device='cuda'))
     rows = torch.empty(size, device='cuda')
     dist.all_to_all_single(rows, torch.arange(float(size), device='cuda') + 10 * rank)
-    return [total.tolist(), gathered.tolist(), rows.tolist(), _swap(rank)]
+    return [*_reduced_and_gathered(), rows.tolist(), _swap(rank)]
+
+
+def _reduced_and_gathered() -> list[list[float]]:
+    rank, gathered = dist.get_rank(), torch.empty(dist.get_world_size(), device='cuda')
+    total = torch.full((2,), rank + 1.0, device='cuda')
+    dist.all_reduce(total)
+    dist.all_gather(list(gathered.unbind()), torch.tensor(float(rank), device='cuda'))
+    return [total.tolist(), gathered.tolist()]
 
 
 def test_collectives() -> None:
@@ -225,30 +226,16 @@ def test_what_is_not_waited_for_is_garbage() -> None:
 
 
 def _refused() -> list[str]:
-    said = []
     dist.all_reduce(torch.zeros(1, device='cuda'))
-    for tensor in (
-        torch.ones(3),
-        torch.ones(4, 2).t().to('cuda'),
-        torch.ones(3).short().to('cuda'),
-    ):
-        try:
-            dist.all_reduce(tensor)
-        except (RuntimeError, TypeError, ValueError) as error:
-            said.append(str(error))
-    return said
+    refused = torch.ones(3), torch.ones(4, 2).t().to('cuda'), torch.ones(3).short().to('cuda')
+    return [attempt(dist.all_reduce, tensor) for tensor in refused]
 
 
 def _by_gloo() -> list[list[float]]:
     """gloo copies what it reduces and gathers; what it sends it takes for memory of the host."""
-    rank = dist.get_rank()
-    total = torch.full((2,), rank + 1.0, device='cuda')
-    dist.all_reduce(total)
-    gathered = torch.empty(2, device='cuda')
-    dist.all_gather(list(gathered.unbind()), torch.tensor(float(rank), device='cuda'))
     with pytest.raises(AssertionError, match='Segmentation fault'):
-        _swap(rank)
-    return [total.tolist(), gathered.tolist()]
+        _swap(dist.get_rank())
+    return _reduced_and_gathered()
 
 
 def test_a_device_and_gloo_alone() -> None:

@@ -25,14 +25,9 @@ import pyg_sar.partition
 def _public() -> dict[str, Any]:
     """What is public, by name."""
     found = {f'pyg_sar.{name}': getattr(pyg_sar, name) for name in pyg_sar.__all__}
-    for room in [pyg_sar.partition]:
-        for name, value in vars(room).items():
-            home = getattr(value, '__module__', '')
-            is_ours = (
-                home.startswith('pyg_sar') if hasattr(room, '__path__') else home == room.__name__
-            )
-            if is_ours and not name.startswith('_'):
-                found[f'{room.__name__}.{name}'] = value
+    for name, value in vars(pyg_sar.partition).items():
+        if getattr(value, '__module__', '').startswith('pyg_sar') and not name.startswith('_'):
+            found[f'pyg_sar.partition.{name}'] = value
     return {name: value for name, value in found.items() if not isinstance(value, ModuleType)}
 
 
@@ -93,29 +88,17 @@ def _of_a_program(folder: Path, name: str) -> dict[str, Any]:
     model = pyg_sar.DistributedDataParallel(GraphSAGE(8, 8, 2, 3))
     optimizer = torch.optim.Adam(model.parameters())
     out = model(data.x, data.edge_index)
+    losses = F.cross_entropy(out, data.y, reduction='none')
 
     def train(*_: Any) -> None:
         model(data.x, data.edge_index).sum().backward()
 
-    return {
-        'F': F,
-        'GATConv': GATConv,
-        'GraphSAGE': GraphSAGE,
-        'data': data,
-        'graph': graph,
-        'model': model,
-        'num_ranks': 1,
-        'num_train': int(data.train_mask.sum()),
-        'optimizer': optimizer,
-        'out': out,
-        'loss': torch.tensor(1.0),
-        'losses': F.cross_entropy(out, data.y, reduction='none'),
-        'pyg_sar': pyg_sar,
-        'torch': torch,
-        'train': train,
-        'x': data.x,
-        'edge_index': data.edge_index,
-    }
+    of_torch = {'F': F, 'torch': torch, 'loss': torch.tensor(1.0)}
+    of_pyg = {'GATConv': GATConv, 'GraphSAGE': GraphSAGE, 'pyg_sar': pyg_sar}
+    of_data = {'x': data.x, 'edge_index': data.edge_index, 'num_train': int(data.train_mask.sum())}
+    of_training = {'optimizer': optimizer, 'losses': losses, 'train': train, 'num_ranks': 1}
+    made = {'data': data, 'graph': graph, 'model': model, 'out': out}
+    return {**of_torch, **of_pyg, **of_data, **of_training, **made}
 
 
 def test_the_reference_has_every_public_name() -> None:

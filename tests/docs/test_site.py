@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from pages import ROOT
+from started import ROOT, output
 
 PYTHON = ROOT / '.venv-docs' / 'bin' / 'python'
 _needs_sphinx = pytest.mark.skipif(
@@ -45,16 +44,9 @@ def test_the_pages_that_publish_are_those_that_are_built() -> None:
 @pytest.fixture(scope='module')
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp('site')
-    words = ['-m', 'sphinx', '-W', '--keep-going', '-q', '-c', 'docs', '-d']
-    _run(*words, out / 'trees', '.', out / 'html')
+    command = [PYTHON, '-m', 'sphinx', '-W', '--keep-going', '-q', '-c', 'docs']
+    output([*command, '-d', out / 'trees', '.', out / 'html'], folder=ROOT)
     return out / 'html'
-
-
-def _run(*words: object) -> str:
-    command = [str(PYTHON), *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow
@@ -73,6 +65,6 @@ def test_the_site_has_the_pages(site: Path) -> None:
 @_needs_sphinx
 @_needs_chromium
 def test_a_browser_opens_every_page(site: Path, tmp_path: Path) -> None:
-    said = _run(ROOT / 'tests' / 'docs' / 'browser.py', site, tmp_path)
+    said = output([PYTHON, ROOT / 'tests' / 'docs' / 'browser.py', site, tmp_path])
     assert int(said.split()[0]) == len(list(site.rglob('*.html')))
     assert len(list(tmp_path.glob('*.png'))) > 80

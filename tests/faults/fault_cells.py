@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ranks  # noqa: F401 (what its fork server imports)
 from fault_program import (
     FAULTS,
     FAULTY,
@@ -24,9 +23,9 @@ from fault_program import (
     Cell,
     run,
 )
+from ranks import context
 from small_graphs import cut, small_graph
 
-CONTEXT = multiprocessing.get_context('forkserver')
 SLACK = 20.0  # seconds to tell each other who was lost, on a busy machine
 NOT_DEFINED = {('shape', phase) for phase in ('backward', 'optimizer', 'checkpoint')}
 CELLS = [Cell(f, p) for f in FAULTS for p in PHASES if (f, p) not in NOT_DEFINED]
@@ -71,24 +70,28 @@ def outcomes(cells: Iterable[Cell], folder: Path, *, at_once: int = 3) -> dict[C
         return dict(zip(cells, found, strict=True))
 
 
+@contextmanager
+def started(of: Any, target: Callable[..., None], *args: Any) -> Iterator[list[Any]]:
+    """The processes of all ranks, which call `target` with their rank; killed in the end."""
+    processes = [of.Process(target=target, args=(i, *args)) for i in range(WORLD_SIZE)]
+    for process in processes:
+        process.start()
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
 def _outcome(cell: Cell, folder: Path) -> Outcome:
     folder.mkdir()
-    processes = [
-        CONTEXT.Process(target=run, args=(rank, str(folder), cell, sys.path))
-        for rank in range(WORLD_SIZE)
-    ]
-    for rank in processes:
-        rank.start()
-    try:
-        others = [rank for i, rank in enumerate(processes) if i != FAULTY]
+    with started(context, run, str(folder), cell, sys.path) as ranks:
+        others = [rank for i, rank in enumerate(ranks) if i != FAULTY]
         end = time.monotonic() + LIMIT
         for rank in others:
             rank.join(max(end - time.monotonic(), 0))
         exit_codes = [rank.exitcode for rank in others]
-    finally:
-        for rank in processes:
-            rank.kill()
-            rank.join()
     ends = []
     for i in set(range(WORLD_SIZE)) - {FAULTY}:
         file, stacks = folder / f'end-{i}', folder / f'stacks-{i}'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -52,35 +52,38 @@ class Net(torch.nn.Module):
         return self.conv(x, data.edge_index)
 
 
-def _training(data: Data, net: Net, mode: Mode, timeout: float) -> Step:
-    if not isinstance(net.conv, GINEConv):
-        net.edges.requires_grad_(False)
-    model = pyg_sar.DistributedDataParallel(net.double(), mode=mode, timeout=timeout)
+def _training(
+    conv: Callable[[], torch.nn.Module], norm: Callable[[], torch.nn.Module] | None = None
+) -> Callable[..., Step]:
+    def build(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
+        net = Net(conv(), None if norm is None else norm())
+        if not isinstance(net.conv, GINEConv):
+            net.edges.requires_grad_(False)
+        model = pyg_sar.DistributedDataParallel(net.double(), mode=mode, timeout=timeout)
 
-    def step(epoch: int) -> None:
-        out = model(data)
-        F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
+        def step(epoch: int) -> None:
+            out = model(data)
+            F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
 
-    return step
+        return step
 
-
-def _of_conv(conv: Callable[[], torch.nn.Module]) -> Callable[..., Step]:
-    return lambda data, mode, timeout, folder: _training(data, Net(conv()), mode, timeout)
+    return build
 
 
-def _of_norm(norm: Callable[[], torch.nn.Module]) -> Callable[..., Step]:
-    return lambda data, mode, timeout, folder: _training(
-        data, Net(SAGEConv(8, 8), norm()), mode, timeout
-    )
+def _sage(timeout: float) -> torch.nn.Module:
+    return pyg_sar.DistributedDataParallel(Net(SAGEConv(8, 8)).double(), timeout=timeout)
+
+
+def _load(data: Data) -> Data:
+    return pyg_sar.load_shard(data.edge_index.handle.shard.root)
 
 
 def _first_forward(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
     """The ranks agree on a layer, and turn edges round, in its first forward only."""
-    pyg_sar.DistributedDataParallel(Net(SAGEConv(8, 8)), timeout=timeout)
+    _sage(timeout)
 
     def step(epoch: int) -> None:
-        conv = torch.nn.ModuleDict({'conv': GATConv(6, 8, flow=AGAINST)})
-        again = pyg_sar.load_shard(data.edge_index.handle.shard.root)
+        conv, again = torch.nn.ModuleDict({'conv': GATConv(6, 8, flow=AGAINST)}), _load(data)
         pyg_sar.DistributedDataParallel(conv.double())['conv'](again.x, again.edge_index)
 
     return step
@@ -93,41 +96,35 @@ def _kept_sum(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
     return lambda epoch: model['conv'](data.x, data.edge_index)
 
 
-def _checkpoint(data: Data, timeout: float, folder: Path) -> tuple[Any, Any]:
-    model = pyg_sar.DistributedDataParallel(Net(SAGEConv(8, 8)).double(), timeout=timeout)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
 def _save_checkpoint(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
-    states = _checkpoint(data, timeout, folder)
+    model = _sage(timeout)
+    states = model, torch.optim.SGD(model.parameters(), lr=0.1)
     return lambda epoch: pyg_sar.save_checkpoint(folder / 'saved', *states, epoch=epoch)
 
 
 def _load_checkpoint(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
-    states = _checkpoint(data, timeout, folder)
-    pyg_sar.save_checkpoint(folder / 'saved', *states, epoch=0)
+    _save_checkpoint(data, mode, timeout, folder)(0)
+    model = _sage(timeout)
+    states = model, torch.optim.SGD(model.parameters(), lr=0.1)
     return lambda epoch: pyg_sar.load_checkpoint(folder / 'saved', *states)
 
 
 def _calls(make: Callable[[Data], object]) -> Callable[..., Step]:
     def build(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
-        pyg_sar.DistributedDataParallel(Net(SAGEConv(8, 8)), timeout=timeout)
+        _sage(timeout)
         return lambda epoch: make(data)
 
     return build
 
 
 OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
-    'batch norm': (_of_norm(lambda: torch.nn.BatchNorm1d(8)), ''),
-    'graph norm': (_of_norm(lambda: GraphNorm(8)), ''),
+    'batch norm': (_training(CONVS['linear'], lambda: torch.nn.BatchNorm1d(8)), ''),
+    'graph norm': (_training(CONVS['linear'], lambda: GraphNorm(8)), ''),
     'first forward': (_first_forward, "layer 'conv' (GATConv)"),
     'kept sum': (_kept_sum, "layer 'conv' (SAGEConv)"),
     'save_checkpoint': (_save_checkpoint, 'save_checkpoint'),
     'load_checkpoint': (_load_checkpoint, 'load_checkpoint'),
-    'load_shard': (
-        _calls(lambda data: pyg_sar.load_shard(data.edge_index.handle.shard.root)),
-        'load_shard',
-    ),
+    'load_shard': (_calls(_load), 'load_shard'),
     'restrict': (_calls(lambda data: pyg_sar.restrict(data, data.train_mask, 2)), 'restrict'),
     'mean_of_batches': (
         _calls(lambda data: pyg_sar.loader.mean_of_batches(pyg_sar.local(data.x)[:, 0])),
@@ -140,7 +137,7 @@ OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
 def program(name: str) -> tuple[Callable[..., Step], str]:
     """What builds a program from data, mode, timeout and folder; and the place."""
     if name in CONVS:
-        return _of_conv(CONVS[name]), f"layer 'conv' ({type(CONVS[name]()).__name__})"
+        return _training(CONVS[name]), f"layer 'conv' ({type(CONVS[name]()).__name__})"
     return OTHERS[name]
 
 

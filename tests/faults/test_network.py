@@ -1,8 +1,6 @@
 """A rank whose network is cut while it lives: a cable is pulled, or its connections are reset.
 
-Three ranks are in network namespaces of their own, made by this file as a program:
-
-    unshare -Urn python tests/faults/test_network.py FOLDER
+Three ranks are in network namespaces of their own, made by this file as a program.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import ctypes
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,8 +16,11 @@ from typing import Any
 
 import pytest
 import torch
+from fault_cells import started
 from fault_program import TIMEOUT, WORLD_SIZE, Cell, run, wait_for
+from networks import ALONE, connect, ip, make_network, on_machine, why_no_networks
 from small_graphs import cut, small_graph
+from started import output
 
 SLACK = 20.0  # seconds, on a busy machine
 CASES = [
@@ -38,9 +38,7 @@ _CLONE_NEWNET = 0x40000000
 def main(folder: Path) -> None:
     """Builds the network and prints how the ranks end in every case."""
     torch.set_num_threads(1)
-    _ip('link set lo up')
-    _ip('link add br0 type bridge')
-    _ip('link set br0 up')
+    make_network()
     print(json.dumps([_cut(folder, i, *case) for i, case in enumerate(CASES)]))
 
 
@@ -50,47 +48,25 @@ def _cut(root: Path, number: int, how: str, store: str, faulty: int) -> dict[str
     # Names and addresses of its own: the last case's go when the kernel gets to it, and answer.
     net = f'10.7.{number}'
     where = f'file://{folder}/store' if store == 'file' else f'tcp://{net}.1:29500'
-    ranks = [
-        _CONTEXT.Process(target=_run_rank, args=(i, folder, how, where, faulty))
-        for i in range(WORLD_SIZE)
-    ]
-    for rank in ranks:
-        rank.start()
-    try:
+    with started(_CONTEXT, _run_rank, folder, how, where, faulty) as ranks:
         for i, rank in enumerate(ranks):
             wait_for(folder / f'started-{i}')
-            _ip(f'link add v{number}-{i} type veth peer name eth0 netns {rank.pid}')
-            _ip(f'link set v{number}-{i} master br0 up')
-            address = f'addr add {net}.{i + 1}/24 dev eth0'
-            for line in (address, 'link set eth0 up', 'link set lo up'):
-                _run(f'nsenter -t {rank.pid} -n ip {line}')
+            connect(rank.pid, f'v{number}-{i}', f'{net}.{i + 1}')
         (folder / 'ready').touch()
         wait_for(folder / 'cut me off')
         start = time.monotonic()
         if how == 'silently':
-            _ip(f'link set v{number}-{faulty} down')
+            ip(f'link set v{number}-{faulty} down')
         else:
-            _run(f'nsenter -t {ranks[faulty].pid} -n ss --kill -t')
+            on_machine(ranks[faulty].pid, 'ss --kill -t')
         (folder / 'cut off').touch()
         for rank in ranks:
             rank.join(120)
         codes = [rank.exitcode for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
     ends = [json.loads((folder / f'end-{i}').read_text()) for i in range(WORLD_SIZE)]
     for end in ends:
         end['seconds'] = end.pop('time') - start
     return {'ends': ends, 'codes': codes}
-
-
-def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True, capture_output=True)
-
-
-def _ip(arguments: str) -> None:
-    _run(f'ip {arguments}')
 
 
 def _run_rank(rank: int, folder: Path, how: str, where: str, faulty: int) -> None:
@@ -102,45 +78,12 @@ def _run_rank(rank: int, folder: Path, how: str, where: str, faulty: int) -> Non
     run(rank, str(folder), Cell(how, 'forward'), sys.path, faulty, where)
 
 
-_TRY = 'ip link add br0 type bridge && ip link add v0 type veth peer name v1'
-
-
-def why_no_networks() -> str:
-    """Why this machine does not permit them; empty if it does."""
-    try:
-        subprocess.run(
-            ['unshare', '-Urn', 'sh', '-c', _TRY], check=True, capture_output=True, timeout=120
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return f'no network namespaces with veth here ({error})'
-    return ''
-
-
-def network_outcomes(folder: Path) -> list[dict[str, Any]]:
-    """How all ranks end in every case."""
-    folder.mkdir(exist_ok=True)
-    cut(small_graph(), 3, folder / 'parts')
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent), *sys.path])
-    done = subprocess.run(
-        ['unshare', '-Urn', sys.executable, __file__, folder],
-        env={**os.environ, 'PYTHONPATH': path},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 @pytest.mark.bench
 def test_a_rank_is_cut_off(tmp_path: Path) -> None:
-    reason = why_no_networks()
-    if reason:
-        pytest.skip(reason)
-    outcomes = network_outcomes(tmp_path)
+    if why := why_no_networks():
+        pytest.skip(why)
+    cut(small_graph(), 3, tmp_path / 'parts')
+    outcomes = json.loads(output([*ALONE, 'python', __file__, tmp_path]).splitlines()[-1])
     for (how, _, faulty), found in zip(CASES, outcomes, strict=True):
         assert all(code == 1 for code in found['codes']), found
         for rank, end in enumerate(found['ends']):

@@ -82,35 +82,36 @@ def test_what_one_rank_raises_ends_the_exchanges_of_all(data):
 
 
 @pytest.mark.parametrize(
-    ('kind', 'words'),
+    ('change', 'words'),
     [
-        ('class', ["'convs.1': torch_geometric.nn.conv.gat_conv.GATConv on rank 0", 'rank 2']),
-        ('setting', ["'convs.2': improved=False on rank 0", 'improved=True on rank 2']),
-        ('shape', ["'extra': torch.float32 of shape (2,), with gradient on rank 2"]),
-        ('dtype', ['torch.float64 of shape (8, 6)', 'torch.float32 of shape (8, 6)']),
-        ('mode', ['mode=sequential on rank 0', 'mode=one_shot on rank 2']),
-        ('no model', ['expected the same model on all ranks', 'linear.Linear on rank 2']),
-        ('same', []),
+        (
+            'net.convs[1] = GCNConv(8, 8)',
+            ["'convs.1': torch_geometric.nn.conv.gat_conv.GATConv on rank 0", 'rank 2'],
+        ),
+        (
+            'net.convs[2] = GCNConv(8, 3, improved=True)',
+            ["'convs.2': improved=False on rank 0", 'improved=True on rank 2'],
+        ),
+        (
+            'net.extra = torch.nn.Parameter(torch.zeros(2))',
+            ["'extra': torch.float32 of shape (2,), with gradient on rank 2"],
+        ),
+        ('net.float()', ['torch.float64 of shape (8, 6)', 'torch.float32 of shape (8, 6)']),
+        ("options['mode'] = 'one_shot'", ['mode=sequential on rank 0', 'mode=one_shot on rank 2']),
+        (
+            'net = torch.nn.Linear(2, 2)',
+            ['expected the same model on all ranks', 'linear.Linear on rank 2'],
+        ),
+        ('', []),
     ],
 )
 @on_ranks(3, 0)
-def test_models_are_compared(kind, words):
-    rank = dist.get_rank()
-    net, options = _net(), {}
-    if kind == 'class' and rank == 2:
-        net.convs[1] = GCNConv(8, 8)
-    elif kind == 'setting' and rank == 2:
-        net.convs[2] = GCNConv(8, 3, improved=True)
-    elif kind == 'shape' and rank == 2:
-        net.extra = torch.nn.Parameter(torch.zeros(2))
-    elif kind == 'dtype' and rank == 2:
-        net.float()
-    elif kind == 'mode' and rank == 2:
-        options['mode'] = 'one_shot'
-    elif kind == 'no model' and rank == 2:
-        net = torch.nn.Linear(2, 2)
+def test_models_are_compared(change, words):
+    found = {'net': _net(), 'options': {}}
+    if dist.get_rank() == 2:
+        exec(change, globals(), found)
     with pytest.raises(ValueError, match='rank 2') if words else nullcontext() as error:
-        DistributedDataParallel(net, **options)
+        DistributedDataParallel(found['net'], **found['options'])
     assert not words or all(word in str(error.value) for word in words)
 
 
@@ -134,9 +135,8 @@ def test_unequal_epochs_end_at_the_timeout(data):
     model = DistributedDataParallel(_net())
     for _ in range(2):
         _train(model, data)
-    DistributedDataParallel(
-        model.module, timeout=6
-    )  # all have come as far as this, and done what takes seconds
+    # All have come as far as this, and done what takes seconds.
+    DistributedDataParallel(model.module, timeout=6)
     if dist.get_rank() == 2:
         return
     with pytest.raises(ExchangeError, match='rank 2 was silent') as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from launch.in_turns.conftest import folder  # noqa: F401 (a fixture)
 
 for room in ('nn', 'loader'):
     sys.path.append(str(Path(__file__).parents[1] / room))

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from launch.in_turns.faults import Calls, are_equal, fails
-from launch.in_turns.programs import KINDS, NUM_RANKS, train, write_parts
+from launch.in_turns.programs import KINDS, NUM_RANKS, SIZE, in_turns, is_away, others_turn, train
 from launch.in_turns.test_evictions import READS as READS_OF_HOST
-from launch.in_turns.test_evictions import SIZE, others_turn
+from launch.in_turns.test_evictions import check_read
 from setups import on
 from torch import Tensor
 from torch_geometric.data import Data
@@ -24,50 +24,39 @@ from torch_geometric.nn import GraphSAGE
 import pyg_sar
 from pyg_sar.comm.send_recv import copy_run
 from pyg_sar.launch.in_turns.places import OnHost
-from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns
+from pyg_sar.launch.in_turns.run import play, run_in_turns
 from pyg_sar.utils import offload as evictable
 
 pytestmark = pytest.mark.cuda_sim
 FEW = ('sage', 'gat')
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp('parts')
-    write_parts(found)
-    return found
+def _in_order(program: Callable[..., Any], *args: Any) -> Any:
+    torch.use_deterministic_algorithms(True)  # otherwise a GPU adds up in any order
+    try:
+        return program(*args)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize(
     'kind', [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
 def test_bits_of_processes(folder: Path, kind: str) -> None:
-    expected = on('gloo', _in_order, str(folder), kind)
-    torch.use_deterministic_algorithms(True)
-    try:
-        _check_bits(folder, partial(train, str(folder), kind, 'cuda'), expected)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def _in_order(folder: str, kind: str) -> Any:
-    torch.use_deterministic_algorithms(True)  # otherwise a GPU adds up in any order
-    try:
-        return train(folder, kind, 'cuda')
-    finally:
-        torch.use_deterministic_algorithms(False)
+    expected = on('gloo', _in_order, train, str(folder), kind, 'cuda')
+    _in_order(_check_bits, folder, partial(train, str(folder), kind, 'cuda'), expected)
 
 
 def _check_bits(folder: Path, program: Callable[[], Any], expected: list[Any]) -> None:
-    def in_turns(memory: int, **options: Any) -> InTurns:
-        found = play(program, NUM_RANKS, memory=memory, least=256, **options)
+    def figures(memory: int, spill: Path | None = None, **options: Any) -> Any:
+        found = in_turns(program, spill, NUM_RANKS, memory, **options)
         assert are_equal(found.results, expected)
-        return found
+        return found.figures
 
-    whole = in_turns(1 << 40, spill=folder).figures
+    whole = figures(1 << 40, folder)
     assert whole.evictions == whole.to_host == whole.written == 0
 
-    on_host = in_turns(0).figures  # memory of the host takes all
+    on_host = figures(0)  # memory of the host takes all
     assert 0 < on_host.to_host < on_host.to_device
     assert on_host.written == 0
     assert on_host.device_peak < whole.device_peak
@@ -75,14 +64,14 @@ def _check_bits(folder: Path, program: Callable[[], Any], expected: list[Any]) -
     # There is room for one more, which may come next, and for the files that a turn reads.
     pages = sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) // NUM_RANKS
     for host_memory in (on_host.peak + on_host.largest + pages, on_host.peak // 2, 0):
-        found = in_turns(0, spill=folder, host_memory=host_memory).figures
+        found = figures(0, folder, host_memory=host_memory)
         assert found.device_peak == on_host.device_peak
         assert found.evictions > 0
         assert found.to_device > 0
         assert (found.written > 0) == (found.read > 0) == (host_memory < on_host.peak)
         assert found.peak <= max(host_memory, on_host.peak // 2) + found.largest  # one that is new
 
-    half = in_turns(whole.device_peak // 2, spill=folder, host_memory=0).figures
+    half = figures(whole.device_peak // 2, folder, host_memory=0)
     assert on_host.device_peak <= half.device_peak < whole.device_peak
     assert 0 < half.written < found.written
 
@@ -126,31 +115,19 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+ON_DISK: dict[str, Any] = {'host': {}, 'disk': {'host_memory': 0}}
+"""Where memory waits."""
+
+
 @pytest.mark.filterwarnings('ignore:Sparse CSR tensor support')  # the first of a process
-@pytest.mark.parametrize('where', ['host', 'disk'])
+@pytest.mark.parametrize('where', ON_DISK)
 @pytest.mark.parametrize('way', READS)
 def test_every_way_to_read(tmp_path: Path, way: str, where: str) -> None:
-    def program() -> tuple[Any, Any, Tensor, Tensor]:
-        there = torch.randn(SIZE, device='cuda')
-        evictable.keep_here(there)
-        held = there.clone()
-        others_turn()
-        with torch._C.DisableTorchFunction():
-            assert held.untyped_storage().nbytes() == 0
-        found = READS[way](held)
-        expected = READS[way](there)
-        others_turn()
-        return found, expected, held + 0, there + 0
-
-    options: dict[str, Any] = {}
-    if where == 'disk':
-        options = {'spill': tmp_path, 'host_memory': 0}
-    for found, expected, *after in play(program, 2, memory=0, least=256, **options).results:
-        assert torch.equal(found, expected) if isinstance(found, Tensor) else found == expected
-        assert torch.equal(*after)
+    spill = tmp_path if where == 'disk' else None
+    check_read(READS[way], spill, device='cuda', **ON_DISK[where])
 
 
-@pytest.mark.parametrize('where', ['host', 'disk'])
+@pytest.mark.parametrize('where', ON_DISK)
 @pytest.mark.parametrize('changes', [False, True])
 def test_what_did_not_change_is_copied_once(tmp_path: Path, changes: bool, where: str) -> None:
     def program() -> float:
@@ -161,15 +138,12 @@ def test_what_did_not_change_is_copied_once(tmp_path: Path, changes: bool, where
         others_turn()
         return held.mean().item()
 
-    options: dict[str, Any] = {}
-    if where == 'disk':
-        options = {'spill': tmp_path, 'host_memory': 0}
-    found = play(program, 2, memory=0, least=256, **options)
+    found = in_turns(program, tmp_path if where == 'disk' else None, **ON_DISK[where])
     assert found.results == [6.0 if changes else 1.0] * 2
-    assert found.figures.device_peak == 4 * SIZE
     moved = 2 * (6 if changes else 1) * 4 * SIZE
-    assert found.figures.to_host == moved
-    assert found.figures.written == (moved if where == 'disk' else 0)
+    written = moved if where == 'disk' else 0
+    figures = found.figures
+    assert (figures.device_peak, figures.to_host, figures.written) == (4 * SIZE, moved, written)
 
 
 def test_memory_of_the_host_is_given_back() -> None:
@@ -180,7 +154,7 @@ def test_memory_of_the_host_is_given_back() -> None:
         return held
 
     gc.collect()
-    found = play(program, 2, memory=0, least=256)
+    found = in_turns(program, None)
     assert found.figures.to_device > 0
     assert not [each for each in gc.get_objects() if type(each) is OnHost]
 
@@ -206,7 +180,7 @@ def test_nothing_is_under_way_when_memory_goes(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch.UntypedStorage, 'resize_', emptied)
     monkeypatch.setattr(torch.cuda, 'synchronize', waited)
-    play(program, 2, memory=0, least=256)
+    in_turns(program, None)
     assert 'emptied' in seen
     for turn in ' '.join(seen).split('turn'):
         if 'emptied' in turn:
@@ -214,15 +188,14 @@ def test_nothing_is_under_way_when_memory_goes(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_memory_of_other_streams_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    def program() -> int:
+    def program() -> bool:
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, 'current_stream', lambda device=None: 'another')
             held = torch.ones(SIZE, device='cuda')
         others_turn()
-        with torch._C.DisableTorchFunction():
-            return held.untyped_storage().nbytes()
+        return is_away(held)
 
-    assert play(program, 2, memory=0, least=256).results == [4 * SIZE] * 2
+    assert in_turns(program, None).results == [False] * 2
 
 
 def test_ranks_draw_as_processes_do() -> None:
@@ -233,7 +206,7 @@ def test_ranks_draw_as_processes_do() -> None:
 
     torch.cuda.manual_seed(5)
     before = torch.cuda.get_rng_state()
-    one, two = play(program, 2, memory=0).results
+    one, two = in_turns(program, None).results
     assert torch.equal(torch.cuda.get_rng_state(), before)
     assert all(map(torch.equal, one, two))
     assert torch.equal(one[0], torch.rand(3, device='cuda').cpu())
@@ -249,7 +222,7 @@ def test_a_full_disk_is_an_error_and_the_next_run_is_right(tmp_path, monkeypatch
         return [each.mean().item() for each in held]
 
     def run() -> list[Any]:
-        return play(program, 2, memory=0, spill=tmp_path, host_memory=2 * 4096, least=256).results
+        return in_turns(program, tmp_path, host_memory=2 * 4096).results
 
     before = torch.cuda.memory_allocated()
     monkeypatch.setattr(os, 'pwrite', Calls('pwrite', place, fails(errno.ENOSPC)))
@@ -264,9 +237,9 @@ def test_a_full_disk_is_an_error_and_the_next_run_is_right(tmp_path, monkeypatch
 
 def test_options_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'spill' must be a folder with host_memory=1GB"):
-        play(others_turn, 2, memory=0, host_memory='1GB')
+        in_turns(others_turn, None, host_memory='1GB')
     with pytest.raises(ValueError, match="'host_memory' must be bytes"):
-        play(others_turn, 2, memory=0, host_memory=-1, spill=tmp_path)
+        in_turns(others_turn, tmp_path, host_memory=-1)
 
 
 def test_one_call(folder: Path) -> None:

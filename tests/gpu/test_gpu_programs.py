@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from on_ranks import parts_of
 from ranks import run_ranks
 from setups import BACKENDS
-from small_graphs import cut, small_graph
+from small_graphs import attempt
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
@@ -68,29 +68,23 @@ def _pairs(out: Tensor, data: Any, pairs: Tensor = PAIRS) -> Tensor:
 @pytest.mark.filterwarnings('ignore:The .grad attribute of a Tensor')  # torch.compile looks at it
 @pytest.mark.filterwarnings('ignore:torch.compile leaves functions')
 @pytest.mark.parametrize('loss_of', [_mask_on_the_host, _on_the_host, _compiled, _pairs])
-def test_a_loss(loss_of: Loss, tmp_path: Path) -> None:
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    want = run_ranks(_losses, 2, root, _pairs if loss_of is _pairs else _plain, 'cpu')
-    found = run_ranks(_losses, 2, root, loss_of, backend=BACKENDS[1])
+def test_a_loss(loss_of: Loss) -> None:
+    want = run_ranks(_losses, 2, str(parts_of(2)), _pairs if loss_of is _pairs else _plain, 'cpu')
+    found = run_ranks(_losses, 2, str(parts_of(2)), loss_of, backend=BACKENDS[1])
     assert found == [pytest.approx(each, abs=1e-12) for each in want]
 
 
 def _mixed(root: str) -> str:
     device = 'cuda' if rank() else 'cpu'
-    try:
-        _losses(root, _plain, device)
-    except ValueError as error:
-        return str(error)
-    return ''
+    return attempt(_losses, root, _plain, device)
 
 
 @pytest.mark.parametrize('backend', [*BACKENDS, 'gloo'])
-def test_a_rank_that_found_no_device_is_refused(backend: str, tmp_path: Path) -> None:
+def test_a_rank_that_found_no_device_is_refused(backend: str) -> None:
     """It would wait for the others by gloo, and they for it by NCCL."""
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    for said in run_ranks(_mixed, 2, root, backend=backend):
+    for said in run_ranks(_mixed, 2, str(parts_of(2)), backend=backend):
         words = 'expected the same model on all ranks: .*, on cuda on rank 1 .got .* on rank 0.'
-        assert re.match(words, said), said
+        assert re.match(f'ValueError: {words}', said), said
 
 
 def _parts_in_step(root: str, wrong: int) -> tuple[int, str]:
@@ -107,10 +101,9 @@ def _parts_in_step(root: str, wrong: int) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize('wrong', [0, 2])
-def test_tensors_of_devices_that_differ_between_ranks(wrong: int, tmp_path: Path) -> None:
+def test_tensors_of_devices_that_differ_between_ranks(wrong: int) -> None:
     """No step waits for the device to compare them: with the gradients they are on the host."""
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    for step, said in run_ranks(_parts_in_step, 2, root, wrong, backend=BACKENDS[0]):
+    for step, said in run_ranks(_parts_in_step, 2, str(parts_of(2)), wrong, backend=BACKENDS[0]):
         assert step in (wrong, wrong + 1), step
         assert "expected one value on all ranks in 'mul' of rows at test_gpu_programs" in said, said
 

@@ -19,12 +19,15 @@ import test_restrict as restricted
 import test_training as training
 import torch
 import torch.nn.functional as F
+from alike import take_step
 from checkpoint_runs import losses, resumed
+from on_ranks import parts_of
 from ranks import run_as_threads
 from setups import ALL, IN_SIMULATION, SETUPS, WORLD_SIZE, on
-from small_graphs import assert_close, cut, small_graph
+from small_graphs import small_graph
 from test_training import MODELS, partitions  # noqa: F401 (a fixture)
 from torch import Tensor
+from torch.testing import assert_close
 from torch_geometric import nn as pyg
 from torch_geometric.nn import GATConv, SAGEConv
 
@@ -71,14 +74,10 @@ def test_restrict(setup: str, name: str, tmp_path: Path) -> None:
     restricted._compare(found, data, *model)
 
 
-def _cut(tmp_path: Path) -> str:
-    return str(cut(small_graph(), WORLD_SIZE, tmp_path / 'parts'))
-
-
 @pytest.mark.parametrize('setup', _some([(s,) for s in SETUPS if s != 'threads'], every=3))
 def test_checkpoint(setup: str, tmp_path: Path) -> None:
     """A run goes on where it was, with what dropout would have drawn."""
-    parts, root = _cut(tmp_path), str(tmp_path / 'run')
+    parts, root = str(parts_of(WORLD_SIZE)), str(tmp_path / 'run')
     plain = run_as_threads(losses, WORLD_SIZE, parts, 4)[0]
     for found in on(setup, losses, parts, 4, device='cuda'):
         assert found == pytest.approx(plain, abs=1e-9)
@@ -89,12 +88,10 @@ def test_checkpoint(setup: str, tmp_path: Path) -> None:
     assert found == [pytest.approx(each, abs=1e-9) for each in want]
 
 
-def _as_on_a_cpu(setup: str, fn: Callable[[str, str], list[Tensor]], tmp_path: Path) -> None:
-    root = _cut(tmp_path)
+def _as_on_a_cpu(setup: str, fn: Callable[[str, str], list[Tensor]]) -> None:
+    root = str(parts_of(WORLD_SIZE))
     want = run_as_threads(fn, WORLD_SIZE, root, 'cpu')
-    for ours, theirs in zip(on(setup, fn, root, 'cuda'), want, strict=True):
-        for got, expected in zip(ours, theirs, strict=True):
-            assert_close(got, expected, tolerance=1e-10)
+    assert_close(on(setup, fn, root, 'cuda'), want, rtol=1e-10, atol=1e-10)
 
 
 def _rounded(root: str, device: str) -> list[Tensor]:
@@ -104,22 +101,19 @@ def _rounded(root: str, device: str) -> list[Tensor]:
     for make in (lambda: SAGEConv(6, 8, aggr='max'), lambda: GATConv(6, 4, heads=2)):
         torch.manual_seed(0)
         conv = pyg_sar.SARConv(make().double(), exchange_dtype=torch.bfloat16).to(device)
-        x = data.x.clone().requires_grad_()
-        out = conv(x, data.edge_index)
-        out.square().sum().backward()
-        found += [out.detach(), x.grad, *(p.grad for p in conv.parameters())]
+        found += take_step(conv, data)
     return [pyg_sar.local(t).cpu() for t in found]
 
 
 @pytest.mark.parametrize('setup', ALL[1:])
-def test_rounded_rows(setup: str, tmp_path: Path) -> None:
+def test_rounded_rows(setup: str) -> None:
     """The same numbers are rounded, to the same."""
-    _as_on_a_cpu(setup, _rounded, tmp_path)
+    _as_on_a_cpu(setup, _rounded)
 
 
 @pytest.mark.parametrize('setup', IN_SIMULATION)
-def test_batches(setup: str, tmp_path: Path) -> None:
-    root = _cut(tmp_path)
+def test_batches(setup: str) -> None:
+    root = str(parts_of(WORLD_SIZE))
     want = run_as_threads(batches._train, 1, root)[0]
     batches.compare(on(setup, batches._train, root, 'cuda'), want)
 
@@ -131,8 +125,8 @@ def _losses_on_the_default_device(root: str, device: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize('setup', IN_SIMULATION)
-def test_a_default_device(setup: str, tmp_path: Path) -> None:
-    _as_on_a_cpu(setup, _losses_on_the_default_device, tmp_path)
+def test_a_default_device(setup: str) -> None:
+    _as_on_a_cpu(setup, _losses_on_the_default_device)
 
 
 class _Late(torch.autograd.Function):
@@ -164,9 +158,9 @@ def _gradients_of_a_loss_on_the_host(root: str, device: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize('setup', IN_SIMULATION[1:])
-def test_a_loss_on_the_host(setup: str, tmp_path: Path) -> None:
+def test_a_loss_on_the_host(setup: str) -> None:
     """Backward takes layers in one order on all ranks, whichever is ready first."""
-    _as_on_a_cpu(setup, _gradients_of_a_loss_on_the_host, tmp_path)
+    _as_on_a_cpu(setup, _gradients_of_a_loss_on_the_host)
 
 
 CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
@@ -184,10 +178,10 @@ OPTIONS = [{'exchange_dtype': dtype} for dtype in (None, torch.bfloat16)]
 class Net(torch.nn.Module):
     """Two convs with a batch norm between."""
 
-    def __init__(self, conv: Callable[[int, int], torch.nn.Module], num_features: int = 6) -> None:
+    def __init__(self, conv: Callable[[int, int], torch.nn.Module]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.norm, self.last = conv(num_features, 8), pyg.BatchNorm(8), conv(8, 4)
+        self.first, self.norm, self.last = conv(6, 8), pyg.BatchNorm(8), conv(8, 4)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         out: Tensor = self.last(self.norm(self.first(x, edge_index)).relu(), edge_index)
@@ -215,9 +209,9 @@ def _losses(name: str, mode: str, root: str, device: str) -> list[Tensor]:
 @pytest.mark.parametrize(
     ('setup', 'name', 'mode'), _some([*product(SETUPS[3:], CONVS, MODES)], every=42), ids=str
 )
-def test_options(setup: str, name: str, mode: str, tmp_path: Path) -> None:
+def test_options(setup: str, name: str, mode: str) -> None:
     """In every mode with every option: the losses of a CPU with the same options."""
-    _as_on_a_cpu(setup, functools.partial(_losses, name, mode), tmp_path)
+    _as_on_a_cpu(setup, functools.partial(_losses, name, mode))
 
 
 def _trained(folders: list[str], device: str) -> list[list[Tensor]]:
@@ -244,8 +238,6 @@ def test_random_partitions(num: int, setup: str, tmp_path: Path) -> None:
         part = torch.randint(0, 1 + seed % WORLD_SIZE, (graph.num_nodes,), generator=generator)
         folders.append(str(tmp_path / str(seed)))
         pyg_sar.partition_graph(graph, WORLD_SIZE, folders[-1], method=part)
-    want = run_as_threads(_trained, 1, folders, 'cpu')[0]
+    (want,) = run_as_threads(_trained, 1, folders, 'cpu')
     for found in on(setup, _trained, folders, 'cuda'):
-        for ours, theirs in zip(found, want, strict=True):
-            for got, expected in zip(ours, theirs, strict=True):
-                assert_close(got, expected, tolerance=1e-10)
+        assert_close(found, want, rtol=1e-10, atol=1e-10)

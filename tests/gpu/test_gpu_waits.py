@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from device_waits import device_waits
 from few import few
+from on_ranks import parts_of
 from ranks import run_ranks
 from setups import BACKENDS
-from small_graphs import cut, small_graph
 from torch_geometric import nn as pyg
 
 import pyg_sar
@@ -84,14 +83,13 @@ def test_waits_are_counted() -> None:
 
 
 @pytest.mark.parametrize(('name', 'backend'), few(((n, b) for n in LAYERS for b in BACKENDS), 2))
-def test_layers(name: str, backend: str, tmp_path: Path) -> None:
-    root = str(cut(small_graph(), PARTS, tmp_path / 'parts'))
+def test_layers(name: str, backend: str) -> None:
+    root = str(parts_of(PARTS))
     for found in run_ranks(_waits_of_layer, WORLD_SIZE, root, name, backend=backend):
         assert found.total() <= LAYERS[name][1], found
 
 
 @pytest.mark.parametrize('backend', BACKENDS)
-def test_the_loss(backend: str, tmp_path: Path) -> None:
-    root = str(cut(small_graph(), PARTS, tmp_path / 'parts'))
-    for found in run_ranks(_waits_of_loss, WORLD_SIZE, root, backend=backend):
+def test_the_loss(backend: str) -> None:
+    for found in run_ranks(_waits_of_loss, WORLD_SIZE, str(parts_of(PARTS)), backend=backend):
         assert found.total() == 1, found

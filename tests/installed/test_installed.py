@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import sysconfig
+from functools import partial
 from pathlib import Path
 
 import pytest
 from newcomer import copied, install_lines
+from started import ROOT, output, run
 
 import pyg_sar
 from pyg_sar import __version__
 from pyg_sar.__main__ import main
 from pyg_sar.launch import info
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_what_is_installed(capsys, monkeypatch):
@@ -55,8 +53,7 @@ def test_one_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_form_that_was_typed() -> None:
     """As a module; neither PyG nor Python warns."""
     for words in (['pyg_sar'], ['pyg_sar', 'info'], ['pyg_sar.partition']):
-        command = [sys.executable, '-m', *words, '--help']
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run(['python', '-m', *words, '--help'])
         assert (done.returncode, done.stderr) == (0, '')
         assert done.stdout.startswith(f'usage: python -m {" ".join(words)} [-h]')
 
@@ -88,30 +85,27 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f'\nversion: {__version__}\n' in (ROOT / 'CITATION.cff').read_text()
 
 
-def _run(*command: object) -> str:
-    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout, done.stderr)
-    return done.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['wheel', pytest.param('sdist', marks=pytest.mark.bench)])
 def test_in_an_environment_of_its_own(tmp_path: Path, kind: str) -> None:
     """On top of the packages of this one, but for pyg_sar."""
+    alone = partial(output, PYTHONPATH=None)
     source = copied(tmp_path / 'source')
     if kind == 'sdist':
         build = f"import setuptools.build_meta as b; b.build_sdist('{tmp_path}')"
-        subprocess.run([sys.executable, '-c', build], cwd=source, check=True, capture_output=True)
+        alone(['python', '-c', build], folder=source)
         (source,) = tmp_path.glob('*.tar.gz')
-    pip = [sys.executable, '-m', 'pip']
+    pip = ['python', '-m', 'pip']
     quiet = ['--quiet', '--no-deps', '--no-build-isolation', '--disable-pip-version-check']
-    _run(*pip, 'wheel', *quiet, '--wheel-dir', tmp_path, source)
+    alone([*pip, 'wheel', *quiet, '--wheel-dir', tmp_path, source])
     (wheel,) = tmp_path.glob('*.whl')
 
-    _run(sys.executable, '-m', 'venv', '--without-pip', tmp_path / 'env')
+    alone(['python', '-m', 'venv', '--without-pip', tmp_path / 'env'])
     python = tmp_path / 'env' / 'bin' / 'python'
-    _run(*pip, '--python', python, 'install', *quiet, '--no-index', wheel)
-    site = _run(python, '-c', "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    alone([*pip, '--python', python, 'install', *quiet, '--no-index', wheel])
+    command = [python, '-c', "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = alone(command).strip()
     here = sysconfig.get_path('purelib')
     (Path(site) / 'others.pth').write_text(f"import site; site.addsitedir('{here}')\n")
-    assert 'all ran' in _run('env', '-u', 'PYTHONPATH', python, 'tests/installed/try_out.py')
+    trial = [python, ROOT / 'tests' / 'installed' / 'try_out.py']
+    assert 'all ran' in alone(trial)

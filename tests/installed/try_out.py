@@ -17,15 +17,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(sysconfig.get_path('scripts'))
+FAKE = 'torch_geometric.datasets.FakeDataset(num_graphs=1)'
+
+TRIALS = [
+    ('pyg-sar info', ['\npyg_sar ', 'gloo']),
+    ('pyg-sar partition data.pt parts --num-parts 4', ['80 nodes']),
+    ('pyg-sar info parts --verify', ['verified: every file']),
+    (f'python -m pyg_sar.partition {FAKE} fake --num-parts 2', []),
+]
+"""Commands, and words of what they print."""
 
 MISSING = {
-    'kaminpar': (
-        'kaminpar',
-        'partition',
-        ['data.pt', 'out', '--num-parts', '2', '--method', 'kaminpar'],
-    ),
-    'plot': ('matplotlib', 'info', ['parts', '--plot', 'parts.png']),
-    'fast': ('pyarrow', 'partition', ['edges.csv', 'out', '--num-parts', '2']),
+    'kaminpar': ('kaminpar', 'partition data.pt out --num-parts 2 --method kaminpar'),
+    'plot': ('matplotlib', 'info parts --plot parts.png'),
+    'fast': ('pyarrow', 'partition edges.csv out --num-parts 2'),
 }
 """Of extras a package, and what needs it; ogb needs a dataset on the disk beside it."""
 
@@ -34,28 +39,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write_graph(folder)
-        told = _run(folder, SCRIPTS / 'pyg-sar', 'info')
-        assert told.startswith('pyg_sar '), told
-        assert 'gloo' in told, told
-        told = _run(folder, SCRIPTS / 'pyg-sar', 'partition', 'data.pt', 'parts', '--num-parts', 4)
-        assert '80 nodes' in told, told
-        told = _run(folder, SCRIPTS / 'pyg-sar', 'info', 'parts', '--verify')
-        assert 'verified: every file' in told, told
-        _run(
-            folder,
-            sys.executable,
-            '-m',
-            'pyg_sar.partition',
-            'torch_geometric.datasets.FakeDataset(num_graphs=1)',
-            'fake',
-            '--num-parts',
-            2,
-        )
+        for line, words in TRIALS:
+            told = _run(folder, *line.split())
+            assert all(word in f'\n{told}' for word in words), told
         _ten_lines(folder)
         (folder / 'edges.csv').write_text('src,dst\n0,1\n1,0\n')
         missing = {extra: how for extra, how in MISSING.items() if find_spec(how[0]) is None}
-        for extra, (_, command, words) in missing.items():
-            told = _run(folder, SCRIPTS / 'pyg-sar', command, *words, fails=True)
+        for extra, (_, words) in missing.items():
+            told = _run(folder, 'pyg-sar', *words.split(), fails=True)
             assert f'pyg_sar[{extra}]' in told, told
     print(f'{sys.version.split()[0]}: all ran; told without {", ".join(missing) or "nothing"}')
 
@@ -83,20 +74,20 @@ def _ten_lines(folder: Path) -> None:
     found = re.search(r'<!-- readme-example -->\n```python\n(.*?)```', readme, re.DOTALL)
     assert found is not None
     (folder / 'train.py').write_text(found[1])
-    command = Path(sys.executable).with_name('pyg-sar')
-    _run(folder, command, 'run', '--standalone', '--nproc-per-node', 2, 'train.py')
+    _run(folder, *['pyg-sar', 'run', '--standalone', '--nproc-per-node', '2', 'train.py'])
 
 
-def _run(folder: Path, *command: object, fails: bool = False) -> str:
+def _run(folder: Path, command: str, *words: str, fails: bool = False) -> str:
+    """What a command of this environment prints, or says where it must fail."""
     done = subprocess.run(
-        [*map(str, command)],
+        [SCRIPTS / command, *words],
         cwd=folder,  # not where a checkout would be imported
         env={**os.environ, 'OMP_NUM_THREADS': '1'},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert (done.returncode != 0) == fails, (command, done.stdout, done.stderr)
+    assert (done.returncode != 0) == fails, (words, done.stdout, done.stderr)
     return done.stderr if fails else done.stdout
 
 

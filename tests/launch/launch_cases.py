@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from ranks import heed_interrupts, run_as_threads
+from ranks import run_as_threads
 from small_graphs import attempt, cut, small_graph
-from started import environment, output
+from started import is_alive, output, run, start, wait_until
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from torch_geometric.nn import GCNConv
 
@@ -85,35 +85,27 @@ def test_the_rank_that_fails_by_itself_is_named(tmp_path: Path, rank: int) -> No
     assert e.value.error_index == rank
 
 
-def _dies(rank: int) -> None:
-    process = pyg_sar.init()
-    if process.rank == rank:
+def _dies() -> None:
+    if pyg_sar.init().rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
 
 
-def test_a_rank_that_dies() -> None:
-    start = time.monotonic()
-    with pytest.raises(ProcessExitedException, match='process 1 terminated with signal SIGKILL'):
-        pyg_sar.launch(_dies, 2, 1)
-    assert time.monotonic() - start < 300
-
-
-def test_a_rank_that_exits() -> None:
-    with pytest.raises(RuntimeError, match='expected a result of rank 0'):
-        pyg_sar.launch(lambda: sys.exit(0), 2)
-    with pytest.raises(ProcessExitedException, match='terminated with exit code 3'):
-        pyg_sar.launch(lambda: sys.exit(3), 2)
-
-
-def test_a_result_that_cannot_travel() -> None:
-    with pytest.raises(ProcessRaisedException, match='pickle'):
-        pyg_sar.launch(lambda: lambda: 0, 2)
-
-
-def test_wrong_number() -> None:
-    with pytest.raises(ValueError, match=r"'num_ranks' must be at least 1 \(got 0"):
-        pyg_sar.launch(_dies, 0)
+@pytest.mark.parametrize(
+    ('program', 'num_ranks', 'error', 'told'),
+    [
+        (_dies, 2, ProcessExitedException, 'process 1 terminated with signal SIGKILL'),
+        (lambda: sys.exit(3), 2, ProcessExitedException, 'terminated with exit code 3'),
+        (lambda: sys.exit(0), 2, RuntimeError, 'expected a result of rank 0'),
+        (lambda: lambda: 0, 2, ProcessRaisedException, 'pickle'),
+        (_dies, 0, ValueError, r"'num_ranks' must be at least 1 \(got 0"),
+    ],
+)
+def test_no_results(program: Any, num_ranks: int, error: type[Exception], told: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(error, match=told):
+        pyg_sar.launch(program, num_ranks)
+    assert time.monotonic() - began < 300  # half of the sleep
 
 
 def _launches() -> str:
@@ -147,16 +139,8 @@ print(pyg_sar.launch(train, 2, torch.ones(1000, 1)) == [(0, want), (1, want)])
 
 def test_functions_of_no_module_after_threads_were_used() -> None:
     """As a notebook has them: the module main is no file."""
-    done = subprocess.run(
-        [sys.executable, '-'],
-        input=_IN_A_NOTEBOOK,
-        env={**environment(), 'OMP_NUM_THREADS': '2'},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == 'True\n'
+    done = run(['python', '-'], given=_IN_A_NOTEBOOK, OMP_NUM_THREADS='2')
+    assert (done.returncode, done.stdout) == (0, 'True\n'), done.stderr
 
 
 def test_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,24 +190,9 @@ pyg_sar.launch(wait, 2, sys.argv[1])
 
 def test_interrupted_as_in_a_notebook(tmp_path: Path) -> None:
     """The signal goes to the kernel alone; the ranks end with it."""
-    process = subprocess.Popen(
-        [sys.executable, '-c', _INTERRUPTED, tmp_path],
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,
-    )
-    end = time.monotonic() + 300
-    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < end:
-        time.sleep(0.1)
+    process = start(['python', '-c', _INTERRUPTED, tmp_path], is_interrupted=True)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 'two ranks', 300)
     process.send_signal(signal.SIGINT)
     _, text = process.communicate(timeout=300)
     assert 'KeyboardInterrupt' in text
-    ranks = [int(path.name) for path in tmp_path.iterdir()]
-    assert len(ranks) == 2
-    assert not any(_is_alive(pid) for pid in ranks)
-
-
-def _is_alive(pid: int) -> bool:
-    status = Path(f'/proc/{pid}/stat')
-    return status.exists() and ') Z ' not in status.read_text()
+    assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())

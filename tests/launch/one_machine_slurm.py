@@ -8,11 +8,11 @@ import secrets
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ports import free_port
+from started import run, start, wait_until
 
 _PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'srun', 'sbatch', 'sinfo')
 
@@ -78,16 +78,12 @@ def slurm(folder: Path, names: Sequence[str] = ()) -> Iterator[dict[str, str]]:
         ['slurmctld', '-D', '-f', str(conf)],
         *(['slurmd', '-D', '-N', name, '-f', str(conf)] for name in names),
     ]
-    daemons: list[subprocess.Popen[bytes]] = []
+    daemons: list[subprocess.Popen[str]] = []
     try:
-        for command in commands:
-            program = [str(_program(command[0])), *command[1:]]
-            environ = {**os.environ, **variables}
-            with (folder / f'{command[0]}.out').open('ab') as log:
-                daemons.append(
-                    subprocess.Popen(program, env=environ, stdout=log, stderr=subprocess.STDOUT)
-                )
-            if command[0] == 'munged':
+        for name, *words in commands:
+            with (folder / f'{name}.out').open('a') as said:
+                daemons.append(start([_program(name), *words], said=said, **variables))
+            if name == 'munged':
                 _wait(lambda: (folder / 'munge.socket').exists(), folder)
         _wait(lambda: _is_idle(variables), folder)
         yield variables
@@ -96,26 +92,20 @@ def slurm(folder: Path, names: Sequence[str] = ()) -> Iterator[dict[str, str]]:
             daemon.terminate()
         for daemon in daemons:
             try:
-                daemon.wait(10)
+                daemon.communicate(timeout=10)
             except subprocess.TimeoutExpired:
                 daemon.kill()
-                daemon.wait()
+                daemon.communicate()
 
 
 def _is_idle(variables: dict[str, str]) -> bool:
-    done = subprocess.run(
-        ['sinfo', '--noheader', '--format=%t'],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-    )
+    done = run(['sinfo', '--noheader', '--format=%t'], **variables)
     return done.stdout.strip() == 'idle'
 
 
-def _wait(holds: object, folder: Path) -> None:
-    end = time.monotonic() + 40
-    while not holds():  # type: ignore[operator]
-        if time.monotonic() > end:
-            logs = '\n'.join(f'{p.name}:\n{p.read_text()[-2000:]}' for p in folder.glob('*.out'))
-            raise TimeoutError(f'Slurm did not start\n{logs}')
-        time.sleep(0.1)
+def _wait(holds: Callable[[], bool], folder: Path) -> None:
+    try:
+        wait_until(holds, 'Slurm did not start', 40)
+    except AssertionError as error:
+        logs = '\n'.join(f'{p.name}:\n{p.read_text()[-2000:]}' for p in folder.glob('*.out'))
+        raise TimeoutError(logs) from error

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hetero_graphs import assignment, hetero_graph
+from partition_files import change_part, meta_of
 from small_graphs import small_graph
 from whole_partition import verify_partition
 
@@ -35,14 +35,11 @@ def folder(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / 'parts'))
 
 
-def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    content = torch.load(path, weights_only=True)
-    change(content)
-    torch.save(content, path)
-
-
-def _set(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
-    return lambda content: content.update({name: value(content[name])})
+def _change_meta(folder: Path, change: Callable[[Any], object]) -> None:
+    path = folder / 'META.json'
+    content = json.loads(path.read_text())
+    change(content['pyg_sar'])
+    path.write_text(json.dumps(content))
 
 
 def test_a_whole_folder(written: Path) -> None:
@@ -56,39 +53,32 @@ def test_a_whole_heterogeneous_folder(tmp_path: Path, method: str) -> None:
     assert verify_partition(tmp_path / 'parts') == []
 
 
-DAMAGES: dict[str, tuple[str, Callable[[Any], object], str]] = {
-    'a feature': ('part_1/node_feats.pt', lambda c: c['feats']['x'].neg_(), 'was changed'),
-    'a source': ('part_1/graph.pt', _set('row', lambda t: t.roll(1)), 'the edges of part 1'),
-    'a range': ('part_2/sar.pt', _set('dst', lambda t: t + 100), 'expected ids in'),
-    "PyG's graph": ('part_0/graph.pt', lambda c: c.pop('col'), 'holds no graph'),
+DAMAGES = {
+    'a feature': (1, 'node_feats.pt', "feats['x'].neg_()", 'was changed'),
+    'a source': (1, 'graph.pt', 'row = row.roll(1)', 'the edges of part 1'),
+    'a range': (2, 'sar.pt', 'dst = dst + 100', 'expected ids in'),
+    "PyG's graph": (0, 'graph.pt', 'del col', 'holds no graph'),
 }
 
 
 @pytest.mark.parametrize('damage', DAMAGES)
 def test_damage_is_found(folder: Path, damage: str) -> None:
-    name, change, sentence = DAMAGES[damage]
-    _edit(folder / name, change)
-    assert wrong_files(folder, read_meta(folder)) == [
-        f"'{folder / name}' was changed after it was written"
-    ]
+    part, name, statement, sentence = DAMAGES[damage]
+    change_part(folder, name, statement, part)
+    told = f"'{folder}/part_{part}/{name}' was changed after it was written"
+    assert wrong_files(folder, read_meta(folder)) == [told]
     assert any(sentence in problem for problem in verify_partition(folder))
 
 
 def test_files_of_the_folder(folder: Path) -> None:
     (folder / 'part_0' / 'edge_feats.pt').unlink()
     (folder / 'notes.txt').write_text('mine')
+    _change_meta(folder, lambda ours: ours['partition'].update(seed=7))
     assert wrong_files(folder, read_meta(folder)) == [
+        f"'{folder}/META.json' was changed after it was written",
         f"'{folder}/part_0/edge_feats.pt' is missing",
         f"'{folder}/notes.txt' is not a file of this partition",
     ]
-
-
-def test_meta_is_protected(folder: Path) -> None:
-    path = folder / 'META.json'
-    content = json.loads(path.read_text())
-    content['pyg_sar']['partition']['seed'] = 7
-    path.write_text(json.dumps(content))
-    assert wrong_files(folder, read_meta(folder)) == [f"'{path}' was changed after it was written"]
 
 
 @pytest.mark.slow
@@ -96,8 +86,7 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = folder.parent / 'parts.png'
     assert main(['info', str(folder), '--verify', '--plot', str(picture)]) == 0
     printed = capsys.readouterr().out
-    meta = json.loads((folder / 'META.json').read_text())['pyg_sar']
-    for text in ('in 3 parts (random)', "'seed': 0", meta['fingerprint'], 'verified'):
+    for text in ('in 3 parts (random)', "'seed': 0", meta_of(folder)['fingerprint'], 'verified'):
         assert text in printed
     assert picture.read_bytes()[:4] == b'\x89PNG'
 
@@ -119,14 +108,6 @@ def test_verifies_without_matplotlib(folder, capsys, monkeypatch):
 ESCAPE = '\x1b[1mbold\x1b[0m\nverified: every file is as it was written'
 
 
-def _of_a_stranger(folder: Path, change: Callable[[Any], object]) -> Path:
-    path = folder / 'META.json'
-    content = json.loads(path.read_text())
-    change(content['pyg_sar'])
-    path.write_text(json.dumps(content))
-    return folder
-
-
 @pytest.mark.parametrize(
     'change',
     [
@@ -138,7 +119,8 @@ def _of_a_stranger(folder: Path, change: Callable[[Any], object]) -> Path:
     ],
 )
 def test_notes_of_a_stranger_are_no_orders_to_a_terminal(folder, capsys, change):
-    assert main(['info', str(_of_a_stranger(folder, change))]) == 0
+    _change_meta(folder, change)
+    assert main(['info', str(folder)]) == 0
     told = capsys.readouterr().out
     assert '\x1b' not in told
     assert r'\x1b[1mbold\x1b[0m\nverified' in told
@@ -156,7 +138,8 @@ def test_notes_of_a_stranger_are_no_orders_to_a_terminal(folder, capsys, change)
     ],
 )
 def test_names_of_a_stranger_are_printable(folder, capsys, change):
-    assert main(['info', str(_of_a_stranger(folder, change)), '--verify']) == 2
+    _change_meta(folder, change)
+    assert main(['info', str(folder), '--verify']) == 2
     told = capsys.readouterr()
     assert told.err.startswith('error: expected ')
     assert '\x1b' not in told.err + told.out

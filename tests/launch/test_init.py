@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ranks import run_as_threads
 from small_graphs import attempt
 from started import environment
+from test_machines import seeing
 
 import pyg_sar
 from pyg_sar.comm import collectives
@@ -31,11 +32,9 @@ CPU = torch.device('cpu')
 @pytest.fixture(autouse=True)
 def _by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """No launcher has started the tests."""
-    for name in os.environ.keys() - environment().keys():
-        monkeypatch.delenv(name)
-    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
-    monkeypatch.delenv('MKL_NUM_THREADS', raising=False)
-    monkeypatch.delenv('GLOO_SOCKET_IFNAME', raising=False)
+    set_here = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'GLOO_SOCKET_IFNAME')
+    for name in (*(os.environ.keys() - environment().keys()), *set_here):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_one_process_needs_no_group() -> None:
@@ -58,34 +57,24 @@ def test_wrong_timeout(timeout: Any) -> None:
         pyg_sar.init(timeout=timeout)
 
 
-def _with_a_group_of_its_own() -> tuple[Any, ...]:
-    dist.init_process_group('gloo')
-    return _after_a_group()
-
-
-def _after_a_group() -> tuple[Any, ...]:
-    found = pyg_sar.init()
-    return (
-        (found.rank, found.world_size, str(found.device)),
-        attempt(pyg_sar.init, interface='lo'),
-        attempt(pyg_sar.init, timeout=5),
-    )
-
-
-@pytest.mark.parametrize('kind', ['processes', 'threads'])
-def test_after_a_group_of_the_users_own(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+@pytest.mark.parametrize('ranks_of', [pyg_sar.launch, run_as_threads])
+def test_after_a_group_of_the_users_own(monkeypatch: pytest.MonkeyPatch, ranks_of: Any) -> None:
     monkeypatch.setenv('GLOO_SOCKET_IFNAME', 'lo')
-    if kind == 'threads':
-        results = run_as_threads(_after_a_group, 2)
-    else:
-        results = pyg_sar.launch(_with_a_group_of_its_own, 2)
-    for rank, (found, interface, timeout) in enumerate(results):
-        assert found == (rank, 2, 'cpu')
-        assert "'interface' must be given before there is a process group (got 'lo'" in interface
-        assert "'timeout' must be given before there is a process group (got 5" in timeout
+    found = ranks_of(_after_a_group, 2, ranks_of is pyg_sar.launch)
+    assert found == [Process(rank, 2, CPU) for rank in range(2)]
 
 
-def _joined() -> dict[str, Any]:
+def _after_a_group(makes_it: bool) -> Process:
+    if makes_it:
+        dist.init_process_group('gloo')
+    for option, value in (('interface', 'lo'), ('timeout', 5)):
+        words = rf"'{option}' must be given before there is a process group \(got {value!r}"
+        with pytest.raises(ValueError, match=words):
+            pyg_sar.init(**{option: value})
+    return pyg_sar.init()
+
+
+def _joined() -> None:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -93,32 +82,20 @@ def _joined() -> dict[str, Any]:
     logger.addHandler(handler)
     logger.setLevel('INFO')
     found = pyg_sar.init(timeout=30)
-    return {
-        'process': found,
-        'again': pyg_sar.init(),
-        'threads': torch.get_num_threads(),
-        'backend': dist.get_backend_config(),
-        'interface': os.environ.get('GLOO_SOCKET_IFNAME'),
-        'sum': collectives.all_reduce_sum(torch.ones(2)).tolist(),
-        'lines': lines,
-    }
+    rank = int(os.environ['RANK'])
+    assert found == pyg_sar.init() == Process(rank, 3, CPU)
+    assert torch.get_num_threads() == max(1, len(os.sched_getaffinity(0)) // 3)
+    assert dist.get_backend_config() == 'cpu:gloo,cuda:gloo'
+    assert collectives.all_reduce_sum(torch.ones(2)).tolist() == [3.0, 3.0]
+    if sys.platform == 'linux':
+        assert os.environ['GLOO_SOCKET_IFNAME'] == 'lo'
+    (line,) = [line for line in lines if 'allocator' not in line]
+    where = f'{rank + 1} of 3 ranks on {socket.gethostname()}, rank 0 at 127.0.0.1:'
+    assert line.startswith(f'[rank {rank}/3] by RANK and WORLD_SIZE, {where}')
 
 
 def test_joined() -> None:
-    cores = len(os.sched_getaffinity(0))
-    results = pyg_sar.launch(_joined, 3)
-    for rank, found in enumerate(results):
-        assert found['process'] == found['again'] == Process(rank, 3, CPU)
-        assert found['threads'] == max(1, cores // 3)
-        assert found['backend'] == 'cpu:gloo,cuda:gloo'
-        assert found['sum'] == [3.0, 3.0]
-        if sys.platform == 'linux':
-            assert found['interface'] == 'lo'
-        (line,) = [line for line in found['lines'] if 'allocator' not in line]
-        assert line.startswith(
-            f'[rank {rank}/3] by RANK and WORLD_SIZE, {rank + 1} of 3 ranks on '
-            f'{socket.gethostname()}, rank 0 at 127.0.0.1:'
-        )
+    pyg_sar.launch(_joined, 3)
 
 
 def _twice() -> list[float]:
@@ -178,7 +155,6 @@ def test_interface(monkeypatch: pytest.MonkeyPatch) -> None:
 def _seeing(sights: list[Sight]) -> dict[str, Any]:
     """What is asked of torch where ranks see GPUs."""
     asked: dict[str, Any] = {}
-    module = sys.modules['pyg_sar.launch.init']
     module.own_sight = lambda: sights[int(os.environ['RANK'])]  # type: ignore[attr-defined]
     torch.cuda.set_device = lambda index: asked.update(device=index)  # type: ignore[assignment]
     init_group = dist.init_process_group
@@ -198,20 +174,17 @@ def _seeing(sights: list[Sight]) -> dict[str, Any]:
         (['AB', 'AB'], [0, 1], 'cpu:gloo,cuda:nccl'),
         (['A', 'B'], [0, 0], 'cpu:gloo,cuda:nccl'),
         (['A', 'A'], [0, 0], 'gloo'),
+        (['A', ''], [], ''),
     ],
 )
 def test_gpus(gpus: list[str], devices: list[int], backend: str) -> None:
-    sights = [Sight('machine', 'network', (0,), tuple(each), ('lo',)) for each in gpus]
-    found = pyg_sar.launch(_seeing, 2, sights)
-    assert found == [{'told': 'no error', 'device': d, 'backend': backend} for d in devices]
-
-
-def test_gpus_on_some_ranks() -> None:
-    """All ranks raise."""
-    sights = [Sight('machine', 'network', (0,), gpus, ('lo',)) for gpus in (('A',), ())]
-    for found in pyg_sar.launch(_seeing, 2, sights):
-        assert 'expected GPUs for all 2 ranks or for none (got none for ranks [1]' in found['told']
-        assert found.keys() == {'told'}
+    found = pyg_sar.launch(_seeing, 2, [seeing(gpus=each) for each in gpus])
+    if devices:
+        assert found == [{'told': 'no error', 'device': d, 'backend': backend} for d in devices]
+        return
+    for each in found:  # all ranks raise
+        assert 'expected GPUs for all 2 ranks or for none (got none for ranks [1]' in each['told']
+        assert each.keys() == {'told'}
 
 
 def _late(rank: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import ALONE, why_no_networks
 from one_machine_slurm import slurm, why_no_slurm
 from started import ROOT, TORCHRUN, output, run
 from torch_geometric.data import Data
@@ -64,41 +65,30 @@ def _numbers(text: str) -> torch.Tensor:
     return torch.tensor([[float(n) for n in numbers] for numbers in found])
 
 
-def _assert_same(text: str, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(_numbers(text), expected, rtol=1e-4, atol=1e-4)
-
-
-def _log(text: str) -> list[str]:
-    """How each rank says it was started, in the order of ranks."""
-    found = re.findall(r'\[rank (\d)/\d\] by (.*? ranks on)', text)
-    return [words for _, words in sorted(found)]
+def _assert_ran(done: Any, expected: torch.Tensor, launcher: str, num_ranks: int = 3) -> None:
+    """It ended well with the same numbers, and each rank has said how it was started."""
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(_numbers(done.stdout), expected, rtol=1e-4, atol=1e-4)
+    told = sorted(re.findall(r'\[rank (\d)/\d\] by (.*?) ranks on', done.stderr))
+    here = range(1, num_ranks + 1)
+    assert [words for _, words in told] == [f'{launcher}, {i} of {num_ranks}' for i in here]
 
 
 @needs_mpi
 def test_mpirun(program: list[object], expected: torch.Tensor) -> None:
     done = run([*MPIRUN, '-n', 3, 'python', *program], PYG_SAR_LOG='info')
-    assert done.returncode == 0, done.stderr
-    _assert_same(done.stdout, expected)
-    assert _log(done.stderr) == [f'Open MPI, {i} of 3 ranks on' for i in (1, 2, 3)]
+    _assert_ran(done, expected, 'Open MPI')
 
 
 def test_torchrun_on_two_machines(program: list[object], expected: torch.Tensor) -> None:
-    # The tests of faults know whether there can be such networks here.
-    faults = ROOT / 'tests' / 'faults'
-    why = output(['python', '-c', _WHY_NO_NETWORKS], PYTHONPATH=f'{ROOT}:{ROOT}/tests:{faults}')
-    if why.strip():
-        pytest.skip(why.strip())
-    command = ['unshare', '-Urn', 'python', Path(__file__).with_name('two_machines.py')]
+    if why := why_no_networks():
+        pytest.skip(why)
+    command = [*ALONE, 'python', Path(__file__).with_name('two_machines.py')]
     command += [*TORCHRUN, '--nnodes', 2, '--node-rank', 'MACHINE', '--nproc-per-node', 2]
     command += ['--master-addr', '10.7.0.1', '--master-port', 29500, *program]
     done = run(command, GLOO_SOCKET_IFNAME='eth0', PYG_SAR_LOG='info')
-    assert done.returncode == 0, done.stderr
-    _assert_same(done.stdout, expected)
-    assert len(_log(done.stderr)) == 4
+    _assert_ran(done, expected, 'torchrun', 4)
     assert done.stderr.count('interface: eth0') == 4
-
-
-_WHY_NO_NETWORKS = 'import test_network; print(test_network.why_no_networks())'
 
 
 _SPAWN = """
@@ -118,10 +108,8 @@ if __name__ == '__main__':
 
 def test_spawn_and_a_group_of_the_users_own(program, expected, tmp_path):
     (tmp_path / 'spawn.py').write_text(_SPAWN)
-    text = output(
-        ['python', tmp_path / 'spawn.py', tmp_path / 'store', *program], GLOO_SOCKET_IFNAME='lo'
-    )
-    _assert_same(text, expected)
+    command = ['python', tmp_path / 'spawn.py', tmp_path / 'store', *program]
+    _assert_ran(run(command, GLOO_SOCKET_IFNAME='lo'), expected, '', 0)
 
 
 @pytest.fixture(scope='module')
@@ -135,9 +123,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 @pytest.mark.parametrize('more', [[], ['--mpi=pmi2']])
 def test_srun(program, expected, cluster, more):
     done = run(['srun', '-n', 3, *more, 'python', *program], PYG_SAR_LOG='info', **cluster)
-    assert done.returncode == 0, done.stderr
-    _assert_same(done.stdout, expected)
-    assert _log(done.stderr) == [f'Slurm, {i} of 3 ranks on' for i in (1, 2, 3)]
+    _assert_ran(done, expected, 'Slurm')
 
 
 _NOTE = 'env > "$0.$$"'
@@ -181,9 +167,7 @@ def test_two_jobs_of_mpich_at_once(program: list[object], expected: torch.Tensor
     with ThreadPoolExecutor() as pool:
         jobs = list(pool.map(lambda _: run(job, PYG_SAR_LOG='info'), range(2)))
     for done in jobs:
-        assert done.returncode == 0, done.stderr
-        _assert_same(done.stdout, expected)
-        assert _log(done.stderr) == [f'MPI, {i} of 3 ranks on' for i in (1, 2, 3)]
+        _assert_ran(done, expected, 'MPI')
 
 
 def test_a_batch_script_is_one_process(tmp_path: Path, cluster: dict[str, str]) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import re
-import subprocess
-import sys
-from contextlib import redirect_stderr, suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import on_ranks
+from on_ranks import on_ranks, parts_of
 from ranks import run_ranks
-from small_graphs import cut, small_graph
+from started import run
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
 import pyg_sar
@@ -26,30 +23,36 @@ from pyg_sar.utils.log import bytes_text, set_log, set_log_by_environment
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> str:
-    return str(cut(small_graph(), 3, tmp_path / 'parts'))
+def root() -> str:
+    return str(parts_of(3))
+
+
+@contextmanager
+def stderr_of_a_log() -> Iterator[io.StringIO]:
+    """What is told on stderr; afterwards the log is off."""
+    err = io.StringIO()
+    with redirect_stderr(err):
+        try:
+            yield err
+        finally:
+            set_log('off')
+    assert hook.watchers == ()
 
 
 def _train(root: str, level: Any) -> tuple[str, list[torch.Tensor], list[Any]]:
     """What is told on stderr, output and gradients of two epochs, and the steps of the shard."""
-    err = io.StringIO()
-    with redirect_stderr(err):
-        try:
-            set_log(level)
-            data = pyg_sar.load_shard(root)
-            torch.manual_seed(0)
-            net = GraphSAGE(6, 6, 2, norm='batch_norm').double()
-            model = pyg_sar.DistributedDataParallel(net, log=level, partial_sums=False)
-            found = []
-            for _ in range(2):
-                model.zero_grad()
-                out = model(data.x, data.edge_index)
-                out.square().sum().backward()
-                grads = [p.grad.clone() for p in model.parameters()]
-                found += [pyg_sar.local(out.detach()), *grads]
-        finally:
-            set_log('off')
-    assert hook.watchers == ()
+    with stderr_of_a_log() as err:
+        set_log(level)
+        data = pyg_sar.load_shard(root)
+        torch.manual_seed(0)
+        net = GraphSAGE(6, 6, 2, norm='batch_norm').double()
+        model = pyg_sar.DistributedDataParallel(net, log=level, partial_sums=False)
+        found = []
+        for _ in range(2):
+            model.zero_grad()
+            out = model(data.x, data.edge_index)
+            out.square().sum().backward()
+            found += [pyg_sar.local(out.detach()), *(p.grad.clone() for p in model.parameters())]
     assert logging.getLogger('pyg_sar').level == logging.NOTSET
     shard = data.edge_index.handle.shard
     steps = [(step.part, step.recv_rows, step.send_index.numel()) for step in shard.steps]
@@ -105,13 +108,11 @@ def test_quiet_by_default(root, caplog, capfd):
 
 def test_handlers_of_the_program(root, caplog, capfd):
     """They get the lines instead of stderr."""
-    try:
+    with stderr_of_a_log() as err:
         data = pyg_sar.load_shard(root)
         model = pyg_sar.DistributedDataParallel(SAGEConv(6, 6).double(), log='info')
         model(data.x, data.edge_index)
-    finally:
-        set_log('off')
-    assert capfd.readouterr() == ('', '')
+    assert (err.getvalue(), *capfd.readouterr()) == ('', '', '')
     # Which module was imported first decides about huge pages.
     records = [record for record in caplog.records if 'huge pages' not in record.getMessage()]
     assert [record.levelname for record in records] == ['INFO'] * 3
@@ -120,7 +121,7 @@ def test_handlers_of_the_program(root, caplog, capfd):
 
 
 def test_environment(monkeypatch):
-    try:
+    with stderr_of_a_log():
         for value, is_on in (('DEBUG', True), ('', True), ('off', False), ('info', True)):
             monkeypatch.setenv('PYG_SAR_LOG', value)
             set_log_by_environment()
@@ -128,9 +129,6 @@ def test_environment(monkeypatch):
         monkeypatch.setenv('PYG_SAR_LOG', 'loud')
         with pytest.raises(ValueError, match=r"PYG_SAR_LOG .*'loud'"):
             set_log_by_environment()
-    finally:
-        set_log('off')
-    assert hook.watchers == ()
 
 
 def test_wrong_level():
@@ -145,8 +143,7 @@ def test_a_wrong_level_on_one_rank():
 
 
 def _only_rank_1_tells(root: str) -> str:
-    rank = dist.get_rank()
-    return _train(root, 'debug' if rank == 1 else None)[0]
+    return _train(root, 'debug' if dist.get_rank() == 1 else None)[0]
 
 
 def test_one_rank_tells(root):
@@ -155,16 +152,12 @@ def test_one_rank_tells(root):
 
 
 def _fails(root: str) -> str:
-    err = io.StringIO()
-    with redirect_stderr(err):
-        try:
-            data = pyg_sar.load_shard(root)
-            model = pyg_sar.DistributedDataParallel(SAGEConv(6, 6).double(), log='debug')
-            for x in (data.x[:-1], data.x):
-                with suppress(ValueError):
-                    model(x, data.edge_index)
-        finally:
-            set_log('off')
+    with stderr_of_a_log() as err:
+        data = pyg_sar.load_shard(root)
+        model = pyg_sar.DistributedDataParallel(SAGEConv(6, 6).double(), log='debug')
+        for x in (data.x[:-1], data.x):
+            with suppress(ValueError):
+                model(x, data.edge_index)
     return err.getvalue()
 
 
@@ -184,13 +177,7 @@ def test_bytes_text():
 def test_environment_of_a_program(root):
     code = f'import pyg_sar; pyg_sar.load_shard({root!r})'
     for value in ('', 'info'):
-        run = subprocess.run(
-            [sys.executable, '-c', code],
-            env={**os.environ, 'PYG_SAR_LOG': value},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=True,
-        )
-        told = [line for line in run.stderr.splitlines() if '[rank' in line]
+        done = run(['python', '-c', code], PYG_SAR_LOG=value)
+        assert done.returncode == 0, done.stderr
+        told = [line for line in done.stderr.splitlines() if '[rank' in line]
         assert [('loaded parts 0 to 2 of 3' in line) for line in told] == [True] * bool(value)

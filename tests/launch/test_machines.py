@@ -9,7 +9,7 @@ import pytest
 from pyg_sar.launch.machines import Sight, have_own_gpus, own_sight, shares
 
 
-def _sight(machine: str = 'a', cores: str = '0123', gpus: str = '') -> Sight:
+def seeing(machine: str = 'a', cores: str = '0123', gpus: str = '') -> Sight:
     return Sight(machine, machine, tuple(map(int, cores)), tuple(gpus), ('lo',))
 
 
@@ -20,20 +20,20 @@ def test_own_sight() -> None:
 
 
 def test_one_machine() -> None:
-    found = shares([_sight()] * 3)
+    found = shares([seeing()] * 3)
     assert [p.local_rank for p in found] == [0, 1, 2]
     assert {(p.num_local, p.num_threads, p.gpu) for p in found} == {(3, 1, None)}
-    assert shares([_sight()] * 2)[0].num_threads == 2
-    assert shares([_sight(cores='0')] * 2)[0].num_threads == 1
+    assert shares([seeing()] * 2)[0].num_threads == 2
+    assert shares([seeing(cores='0')] * 2)[0].num_threads == 1
 
 
 def test_ranks_bound_to_cores_have_them_for_themselves() -> None:
-    found = shares([_sight(cores='01'), _sight(cores='23'), _sight(cores='23')])
+    found = shares([seeing(cores='01'), seeing(cores='23'), seeing(cores='23')])
     assert [p.num_threads for p in found] == [2, 1, 1]
 
 
 def test_two_machines_in_turn() -> None:
-    found = shares([_sight('a'), _sight('b'), _sight('a'), _sight('b', '01')])
+    found = shares([seeing('a'), seeing('b'), seeing('a'), seeing('b', '01')])
     assert [p.local_rank for p in found] == [0, 0, 1, 1]
     assert [p.num_local for p in found] == [2] * 4
     assert [p.num_threads for p in found] == [2, 4, 2, 2]
@@ -51,22 +51,17 @@ def test_two_machines_in_turn() -> None:
         (['AB', 'BA'], [0, 0], True),
         (['AB', 'B', 'AB'], [0, 0, 1], False),  # B twice
         (['', ''], [None, None], False),
+        (['AB', 'b:CD', 'AB'], [0, 0, 1], True),  # of another machine, b
     ],
 )
 def test_gpus(gpus: list[str], dealt: list[int | None], are_own: bool) -> None:
-    ranks = [_sight(gpus=each) for each in gpus]
+    parted = [each.rpartition(':') for each in gpus]
+    ranks = [seeing(machine or 'a', gpus=of_rank) for machine, _, of_rank in parted]
     found = shares(ranks)
     assert [p.gpu for p in found] == dealt
     assert have_own_gpus(ranks, found) == are_own
 
 
-def test_gpus_of_two_machines() -> None:
-    ranks = [_sight('a', gpus='AB'), _sight('b', gpus='CD'), _sight('a', gpus='AB')]
-    found = shares(ranks)
-    assert [p.gpu for p in found] == [0, 0, 1]
-    assert have_own_gpus(ranks, found)
-
-
 def test_gpus_on_some_ranks() -> None:
     with pytest.raises(ValueError, match=r'none for ranks \[1\]'):
-        shares([_sight(gpus='A'), _sight('b'), _sight(gpus='A')])
+        shares([seeing(gpus='A'), seeing('b'), seeing(gpus='A')])

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from few import few
-from on_ranks import on_ranks
-from small_graphs import cut, small_graph
+from on_ranks import on_ranks, parts_of
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, MedianAggregation, SAGEConv
@@ -42,21 +40,16 @@ class Net(torch.nn.Module):
         return x
 
 
-def _sage() -> torch.nn.Module:
-    return SAGEConv(WIDTH, WIDTH)
+CONVS: dict[str, Callable[[], torch.nn.Module]] = {
+    'sage': lambda: SAGEConv(WIDTH, WIDTH),
+    'gat': lambda: GATConv(WIDTH, WIDTH, add_self_loops=False),
+    'median': lambda: SAGEConv(WIDTH, WIDTH, aggr=MedianAggregation()),
+}
 
 
-def _gat() -> torch.nn.Module:
-    return GATConv(WIDTH, WIDTH, add_self_loops=False)
-
-
-def _median() -> torch.nn.Module:
-    return SAGEConv(WIDTH, WIDTH, aggr=MedianAggregation())
-
-
-def _model(make: Callable[[], torch.nn.Module] = _sage, **options: Any) -> torch.nn.Module:
+def _model(conv: str = 'sage', **options: Any) -> torch.nn.Module:
     torch.manual_seed(0)
-    return pyg_sar.DistributedDataParallel(Net(make).double(), **options)
+    return pyg_sar.DistributedDataParallel(Net(CONVS[conv]).double(), **options)
 
 
 def _step(model: torch.nn.Module, data: Data) -> list[Tensor]:
@@ -64,11 +57,6 @@ def _step(model: torch.nn.Module, data: Data) -> list[Tensor]:
     out = model(data.x, data.edge_index)
     out.square().sum().backward()
     return [pyg_sar.local(out.detach()), *(p.grad.clone() for p in model.parameters())]
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Callable[[int], str]:
-    return lambda num_parts: str(cut(small_graph(), num_parts, tmp_path / 'parts'))
 
 
 def _counts(passes: Any) -> tuple[int, ...]:
@@ -93,7 +81,7 @@ def _passes(prof: Any, layer: int, conv: str = 'SAGEConv') -> list[Any]:
 @of_rows
 def test_rows_of_attention(data, mode):
     """Logits and features travel; only without rows kept are they received again in backward."""
-    model = _model(_gat, mode=mode, partial_sums=False)
+    model = _model('gat', mode=mode, partial_sums=False)
     _step(model, data)  # plans
     with pyg_sar.profile() as prof:
         _step(model, data)
@@ -109,13 +97,11 @@ def test_rows_of_attention(data, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('make', 'options'), [(_sage, {}), (_gat, {'mode': 'one_shot'}), (_median, {})]
-)
+@pytest.mark.parametrize('conv', CONVS)
 @of_rows
-def test_bytes_are_those_of_the_messages(data, make, options):
+def test_bytes_are_those_of_the_messages(data, conv):
     """Also plans and requests of the first epoch."""
-    model = _model(make, **options)
+    model = _model(conv, mode='one_shot' if conv == 'gat' else 'sequential')
     with pyg_sar.profile() as prof, counted() as traffic:
         for _ in range(2):
             _step(model, data)
@@ -128,7 +114,7 @@ def test_bytes_are_those_of_the_messages(data, make, options):
 
 @of_rows
 def test_kept_sums_move_no_rows(data):
-    model = pyg_sar.DistributedDataParallel(_sage().double())
+    model = pyg_sar.DistributedDataParallel(CONVS['sage']().double())
     _step(model, data)
     with pyg_sar.profile() as prof:
         _step(model, data)
@@ -143,7 +129,7 @@ def test_kept_sums_move_no_rows(data):
 def test_same_bits(data, world_size):
     answers = []
     for is_profiled in (False, True):
-        model = pyg_sar.DistributedDataParallel(_model(_gat))
+        model = pyg_sar.DistributedDataParallel(_model('gat'))
         with pyg_sar.profile() if is_profiled else nullcontext():
             answers.append([each for _ in range(2) for each in _step(model, data)])
     assert all(map(torch.equal, *answers))
@@ -152,7 +138,7 @@ def test_same_bits(data, world_size):
 
 @of_rows
 def test_times_and_tables(data):
-    model = _model(_gat)
+    model = _model('gat')
     before = time.perf_counter()
     with pyg_sar.profile() as prof:
         _step(model, data)
@@ -228,28 +214,24 @@ def test_exceptions(data):
     assert hook.watchers == ()
 
 
-def test_without_a_process_group(root):
+def test_without_a_process_group():
     """All parts on one process, profiles within others."""
-    data = pyg_sar.load_shard(root(3))
+    data = pyg_sar.load_shard(parts_of(3))
     model = _model()
     with pyg_sar.profile() as outer:
         _step(model, data)
         with pyg_sar.profile() as inner:
             model(data.x, data.edge_index)
     for prof in (outer, inner):
-        assert sum(_passes_of(prof, 'forward')) == 0
+        assert sum(c.rows_received for c in prof.counts.values()) == 0
     assert "layer 'convs.1' (SAGEConv), forward" in inner.counts
     assert outer.seconds > inner.seconds
     assert outer.table(all_ranks=True).startswith('1 ranks')
 
 
-def _passes_of(prof: Any, phase: str) -> list[int]:
-    return [c.rows_received for name, c in prof.counts.items() if name.endswith(phase)]
-
-
 @pytest.mark.gpu
-def test_on_a_gpu(root):
-    data = pyg_sar.load_shard(root(2)).to('cuda')
+def test_on_a_gpu():
+    data = pyg_sar.load_shard(parts_of(2)).to('cuda')
     model = _model().cuda()
     with pyg_sar.profile() as prof:
         _step(model, data)

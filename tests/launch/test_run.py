@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from started import output, run
 
 from pyg_sar.launch.fast_start import allocator_library, fast_environment
 
@@ -24,25 +25,19 @@ OURS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'GOMP_SPINCOUNT', 'LD_PRELOAD', 'O
 CORES = len(os.sched_getaffinity(0))
 
 
-def _run(path: Path, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    script = path / 'program.py'
-    script.write_text(PROGRAM)
-    command = [sys.executable, '-m', 'pyg_sar', 'run', *options, str(script)]
-    plain = {name: value for name, value in os.environ.items() if name not in OURS}
-    return subprocess.run(
-        [*command, '7' if not options else '0', '--hidden', '8'],
-        env=plain | environ,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def _run(path: Path, *options: str, **environ: str) -> tuple[list[Any], str]:
+    """What every rank has printed, and what was said beside. Without options the code is 7."""
+    (path / 'program.py').write_text(PROGRAM)
+    code = 0 if options else 7
+    command = ['python', '-m', 'pyg_sar', 'run', *options, path / 'program.py', code, '--hidden', 8]
+    done = run(command, **{**dict.fromkeys(OURS), **environ})
+    assert done.returncode == code, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
 def test_one_process(tmp_path: Path) -> None:
     """Without options it is no torchrun; arguments, output and exit code are the program's."""
-    done = _run(tmp_path)
-    assert done.returncode == 7, done.stderr
-    arguments, environ, has_allocator = json.loads(done.stdout)
+    ((arguments, environ, has_allocator),), said = _run(tmp_path)
     assert arguments == ['7', '--hidden', '8']
     assert environ == {
         'RANK': None,
@@ -52,21 +47,16 @@ def test_one_process(tmp_path: Path) -> None:
         'GOMP_SPINCOUNT': '10000',
     }
     assert has_allocator == (allocator_library() is not None)
-    (line,) = [
-        line for line in done.stderr.splitlines() if line.startswith('python -m pyg_sar run:')
-    ]
+    (line,) = re.findall('^python -m pyg_sar run:.*', said, re.M)
     assert f'OMP_NUM_THREADS={CORES}' in line
 
 
 def test_two_ranks_and_what_the_user_has_set(tmp_path: Path) -> None:
-    done = _run(tmp_path, '--nproc-per-node', '2', OMP_NUM_THREADS='3', LD_PRELOAD='libm.so.6')
-    assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    given = {'OMP_NUM_THREADS': '3', 'LD_PRELOAD': 'libm.so.6'}
+    answers, _ = _run(tmp_path, '--nproc-per-node', '2', **given)
     assert sorted(environ['RANK'] for _, environ, _ in answers) == ['0', '1']
     for _, environ, has_allocator in answers:
-        assert environ['WORLD_SIZE'] == '2'
-        assert environ['OMP_NUM_THREADS'] == '3'
-        assert environ['LD_PRELOAD'] == 'libm.so.6'
+        assert environ.items() >= {'WORLD_SIZE': '2', **given}.items()
         assert not has_allocator
 
 
@@ -93,10 +83,7 @@ main(sys.argv[1:])
 def test_what_the_launcher_imports(options: list[str], imported: list[str]) -> None:
     """PyG, seconds of every start, is for the program; torch for options of torchrun."""
     code = LAUNCHER.format(words=', '.join(map(repr, [*options, __file__])))
-    done = subprocess.run(
-        [sys.executable, '-c', code], capture_output=True, text=True, check=True, timeout=300
-    )
-    assert done.stdout.strip() == str(imported), done.stderr
+    assert output(['python', '-c', code]).strip() == str(imported)
 
 
 def test_threads_are_shared_by_the_ranks_of_a_machine() -> None:

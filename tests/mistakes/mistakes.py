@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import io  # noqa: F401 (of a program below)
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +42,13 @@ class Sorts(MessagePassing):
 class Mistake:
     """A wrong program, and the words that the first 200 characters of the message must have."""
 
-    do: str | Callable[[Any, int], None]  # statements about `data` and `rank`; or a function
+    do: str  # statements about `data` and `rank`
     what: str  # what is wrong
     remedy: str  # what to do instead
     guilty: int | None = None  # the rank that differs from the others, which is named first
 
     def make(self, data: Any, rank: int) -> None:
-        if callable(self.do):
-            self.do(data, rank)
-        else:
-            exec(self.do, {**globals(), 'data': data, 'rank': rank})
+        exec(self.do, {**globals(), 'data': data, 'rank': rank})
 
 
 class Net(torch.nn.Module):
@@ -65,6 +63,10 @@ class Net(torch.nn.Module):
 def net(kind: Callable[[], torch.nn.Module] = Net, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     return pyg_sar.DistributedDataParallel(kind().double())
+
+
+def out(data: Any) -> Tensor:
+    return net()(data.x, data.edge_index)
 
 
 def loss_of(model: Any, data: Any) -> Tensor:
@@ -106,182 +108,130 @@ def mean_of_the_mean_of_a_batch(data: Any) -> None:
         pyg_sar.loader.mean_of_batches(F.cross_entropy(out, batch.y[: batch.batch_size]))
 
 
-EVERY_WITH_EVERY, GATHER = 'every row with every row', 'pyg_sar.gather(x)'
-OUT = 'net()(data.x, data.edge_index)'
+_TABLE = """
+# of one rank
+[0] evaluates_on_rank_0(data, rank)
+    in evaluation; without gradients on rank 0 => run the same lines
+[1] loss_of(net().train(rank != 1), data)
+    in evaluation on rank 1 => run the same lines on every rank
+[1] net()(data.x.float() if rank == 1 else data.x, data.edge_index)
+    float32 in 2 dimensions on rank 1 => run the same lines on every rank
+[2] net(seed=rank == 2)
+    rank 2 has other numbers than rank 0 => after torch.manual_seed(0)
+[0] net(lambda: SAGEConv(6, 4 if rank == 0 else 3))
+    out_channels=4 on rank 0 => by the same lines on every rank
+# of a model
+model = net(); torch.func.grad(lambda x: model(x, data.edge_index).sum())(data.x)
+    'torch.func.grad' => loss.backward()
+jacobian(net(), data)
+    torch.func (grad, vmap, jacrev => use backward()
+pyg_sar.SARConv(SAGEConv(8, 4))(data.x, pyg_sar.local(data).edge_index)
+    as pyg_sar.local gives them => the edge_index and rows of load_shard
+own = pyg_sar.local(data); net()(own.x, own.edge_index)
+    got the own edges and rows of a rank => takes the edge_index and rows of load_shard
+Sorts()(data.x, data.edge_index)
+    'sort' of rows => Sorts is not wrapped: call pyg_sar.DistributedDataParallel(model)
+net(lambda: HypergraphConv(6, 3))(data.x, data.edge_index)
+    'size' of HypergraphConv => num_edges=data.num_nodes
+pyg_sar.DistributedDataParallel(Net(), drpout_seed=1)
+    no option 'drpout_seed' => do you mean dropout_seed?
+pyg_sar.DistributedDataParallel(scripted())
+    got one of TorchScript => without torch.jit.script
+explained(data)
+    cannot be explained => plain.load_state_dict(model.state_dict())
+# of a loss
+pyg_sar.loader.mean_of_batches(F.cross_entropy(out(data), data.y, reduction='none'))
+    plain numbers of a batch in 'losses' => losses.mean()
+mean_of_the_mean_of_a_batch(data)
+    'mean_of_batches' takes a number for => reduction='none'
+F.cross_entropy(out(data), data.y[data.train_mask])
+    'cross_entropy' of rows => select alike in both
+# of data
+pyg_sar.load_shard('nowhere/parts')
+    'nowhere/parts' (got no folder) => pyg_sar.partition
+data.edge_index += 1
+    edges in place => write edge_index[:, mask]
+T.RandomLinkSplit()(pyg_sar.local(data))
+    T.RandomLinkSplit means nothing => the data of pyg_sar.load_shard
+T.SIGN(2)(data)
+    T.SIGN means nothing => --transform 'SIGN'
+T.LaplacianLambdaMax()(data)
+    T.LaplacianLambdaMax means nothing => Data(edge_index=pyg_sar.gather(edge_index)
+T.LargestConnectedComponents()(data)
+    T.LargestConnectedComponents => --transform 'Largest
+# of a loader
+NeighborLoader(data, [2, 2], batch_size=4)
+    PyG's NeighborSampler samples => use pyg_sar.NeighborLoader
+pyg_sar.LinkNeighborLoader(data, [2], torch.arange(40).view(2, 20), edge_label=torch.ones(7))
+    'edge_label' must have a row for each of 20 => write edge_label=values[ids]
+pyg_sar.NeighborLoader(data, [2, 2], torch.arange(20)[rank::3], batch_size=4)
+    expected the same 'input_nodes' on all ranks => give the same on every rank
+pyg_sar.LinkNeighborLoader(data, [2, 2], torch.arange(24).view(2, 12)[:, rank::3])
+    expected the same 'edge_label_index' on all ranks => give the same on every rank
+pyg_sar.LinkNeighborLoader(data, [2], neg_sampling='tripplet')
+    'neg_sampling' must be => 'binary', 'triplet'
+# of rows
+torch.save(data.x, io.BytesIO())
+    cannot be pickled => pyg_sar.gather(x)
+out(data).argmax(1).numpy()
+    'numpy' of rows => pyg_sar.gather(x)
+f1_score(data.y, data.y, average='micro')
+    'array' of rows => pyg_sar.gather(x).numpy(force=True)
+csr_matrix(data.x)
+    nodes, dim=0 => pyg_sar.gather(x)
+float(data.x)
+    'float' of rows => write x[3, 0].item()
+if data.x > 0: data.x.zero_()
+    'bool' of rows => write (x > 0).all()
+1 in data.y
+    'contains' of rows => (x == value).any()
+[*data.x]
+    'unbind' of rows => for row in pyg_sar.gather(x)
+data.x.sort(dim=0)
+    'sort' of rows => pyg_sar.gather(x).sort(dim=0)
+data.x.repeat(2, 1)
+    another order => x.repeat_interleave(n, 0)
+data.x + torch.ones(7, 6)
+    a plain tensor with 7 rows => of the whole
+data.x @ data.x.t()
+    every row with every row => q @ pyg_sar.gather(k)
+data.y - data.y.view(-1, 1)
+    every row with every row => x.view(-1)
+torch.cdist(data.x, data.x)
+    every row with every row => torch.cdist(x, pyg_sar.gather(y))
+torch.diag(data.y)
+    'diag' of rows => torch.diag(pyg_sar.gather(x))
+BatchNorm1d(data.num_nodes)(data.x.t())
+    'batch_norm' of rows => put nodes first
+F.conv1d(data.x.t(), torch.ones(1, 6, 3).double())
+    'conv1d' of rows => pyg_sar.gather(x)
+LSTM(6, 3).double()(data.x)
+    'lstm' of rows => x.unsqueeze(1)
+scatter(data.x, data.y, reduce='mul')
+    of kind 'prod' => torch_geometric.utils.scatter(*map(pyg_sar.gather
+scripted()(data.x)
+    'TorchScript' of rows => call the model itself
+torch.jit.trace(Linear(6, 3).double(), data.x)
+    'torch.jit.trace' of rows => trace the plain model
+torch.export.export(net(), (data.x, data.edge_index))
+    'torch.export' of rows => give it plain tensors and the plain model
+"""
+"""Statements, perhaps after the guilty rank; then what is wrong, and the remedy."""
 
-_ROWS: list[tuple[Any, ...]] = [
-    # of one rank
-    (
-        evaluates_on_rank_0,
-        'in evaluation; without gradients on rank 0',
-        'run the same lines',
-        0,
-    ),
-    (
-        'loss_of(net().train(rank != 1), data)',
-        'in evaluation on rank 1',
-        'run the same lines on every rank',
-        1,
-    ),
-    (
-        'net()(data.x.float() if rank == 1 else data.x, data.edge_index)',
-        'float32 in 2 dimensions on rank 1',
-        'run the same lines on every rank',
-        1,
-    ),
-    (
-        'net(seed=rank == 2)',
-        'rank 2 has other numbers than rank 0',
-        'after torch.manual_seed(0)',
-        2,
-    ),
-    (
-        'net(lambda: SAGEConv(6, 4 if rank == 0 else 3))',
-        'out_channels=4 on rank 0',
-        'by the same lines on every rank',
-        0,
-    ),
-    # of a model
-    (
-        'model = net(); torch.func.grad(lambda x: model(x, data.edge_index).sum())(data.x)',
-        "'torch.func.grad'",
-        'loss.backward()',
-    ),
-    ('jacobian(net(), data)', 'torch.func (grad, vmap, jacrev', 'use backward()'),
-    (
-        'pyg_sar.SARConv(SAGEConv(8, 4))(data.x, pyg_sar.local(data).edge_index)',
-        'as pyg_sar.local gives them',
-        'the edge_index and rows of load_shard',
-    ),
-    (
-        'own = pyg_sar.local(data); net()(own.x, own.edge_index)',
-        'got the own edges and rows of a rank',
-        'takes the edge_index and rows of load_shard',
-    ),
-    (
-        'Sorts()(data.x, data.edge_index)',
-        "'sort' of rows",
-        'Sorts is not wrapped: call pyg_sar.DistributedDataParallel(model)',
-    ),
-    (
-        'net(lambda: HypergraphConv(6, 3))(data.x, data.edge_index)',
-        "'size' of HypergraphConv",
-        'num_edges=data.num_nodes',
-    ),
-    (
-        'pyg_sar.DistributedDataParallel(Net(), drpout_seed=1)',
-        "no option 'drpout_seed'",
-        'do you mean dropout_seed?',
-    ),
-    (
-        'pyg_sar.DistributedDataParallel(scripted())',
-        'got one of TorchScript',
-        'without torch.jit.script',
-    ),
-    ('explained(data)', 'cannot be explained', 'plain.load_state_dict(model.state_dict())'),
-    # of a loss
-    (
-        f"pyg_sar.loader.mean_of_batches(F.cross_entropy({OUT}, data.y, reduction='none'))",
-        "plain numbers of a batch in 'losses'",
-        'losses.mean()',
-    ),
-    (
-        'mean_of_the_mean_of_a_batch(data)',
-        "'mean_of_batches' takes a number for",
-        "reduction='none'",
-    ),
-    (
-        f'F.cross_entropy({OUT}, data.y[data.train_mask])',
-        "'cross_entropy' of rows",
-        'select alike in both',
-    ),
-    # of data
-    ("pyg_sar.load_shard('nowhere/parts')", "'nowhere/parts' (got no folder)", 'pyg_sar.partition'),
-    ('data.edge_index += 1', 'edges in place', 'write edge_index[:, mask]'),
-    (
-        'T.RandomLinkSplit()(pyg_sar.local(data))',
-        'T.RandomLinkSplit means nothing',
-        'the data of pyg_sar.load_shard',
-    ),
-    ('T.SIGN(2)(data)', 'T.SIGN means nothing', "--transform 'SIGN'"),
-    (
-        'T.LaplacianLambdaMax()(data)',
-        'T.LaplacianLambdaMax means nothing',
-        'Data(edge_index=pyg_sar.gather(edge_index)',
-    ),
-    (
-        'T.LargestConnectedComponents()(data)',
-        'T.LargestConnectedComponents',
-        "--transform 'Largest",
-    ),
-    # of a loader
-    (
-        'NeighborLoader(data, [2, 2], batch_size=4)',
-        "PyG's NeighborSampler samples",
-        'use pyg_sar.NeighborLoader',
-    ),
-    (
-        'pyg_sar.LinkNeighborLoader('
-        'data, [2], torch.arange(40).view(2, 20), edge_label=torch.ones(7))',
-        "'edge_label' must have a row for each of 20",
-        'write edge_label=values[ids]',
-    ),
-    (
-        'pyg_sar.NeighborLoader(data, [2, 2], torch.arange(20)[rank::3], batch_size=4)',
-        "expected the same 'input_nodes' on all ranks",
-        'give the same on every rank',
-    ),
-    (
-        'pyg_sar.LinkNeighborLoader(data, [2, 2], torch.arange(24).view(2, 12)[:, rank::3])',
-        "expected the same 'edge_label_index' on all ranks",
-        'give the same on every rank',
-    ),
-    (
-        "pyg_sar.LinkNeighborLoader(data, [2], neg_sampling='tripplet')",
-        "'neg_sampling' must be",
-        "'binary', 'triplet'",
-    ),
-    # of rows
-    ('torch.save(data.x, io.BytesIO())', 'cannot be pickled', GATHER),
-    (f'{OUT}.argmax(1).numpy()', "'numpy' of rows", GATHER),
-    ("f1_score(data.y, data.y, average='micro')", "'array' of rows", f'{GATHER}.numpy(force=True)'),
-    ('csr_matrix(data.x)', 'nodes, dim=0', GATHER),
-    ('float(data.x)', "'float' of rows", 'write x[3, 0].item()'),
-    ('if data.x > 0: data.x.zero_()', "'bool' of rows", 'write (x > 0).all()'),
-    ('1 in data.y', "'contains' of rows", '(x == value).any()'),
-    ('[*data.x]', "'unbind' of rows", f'for row in {GATHER}'),
-    ('data.x.sort(dim=0)', "'sort' of rows", f'{GATHER}.sort(dim=0)'),
-    ('data.x.repeat(2, 1)', 'another order', 'x.repeat_interleave(n, 0)'),
-    ('data.x + torch.ones(7, 6)', 'a plain tensor with 7 rows', 'of the whole'),
-    ('data.x @ data.x.t()', EVERY_WITH_EVERY, 'q @ pyg_sar.gather(k)'),
-    ('data.y - data.y.view(-1, 1)', EVERY_WITH_EVERY, 'x.view(-1)'),
-    ('torch.cdist(data.x, data.x)', EVERY_WITH_EVERY, 'torch.cdist(x, pyg_sar.gather(y))'),
-    ('torch.diag(data.y)', "'diag' of rows", f'torch.diag({GATHER})'),
-    ('BatchNorm1d(data.num_nodes)(data.x.t())', "'batch_norm' of rows", 'put nodes first'),
-    ('F.conv1d(data.x.t(), torch.ones(1, 6, 3).double())', "'conv1d' of rows", GATHER),
-    ('LSTM(6, 3).double()(data.x)', "'lstm' of rows", 'x.unsqueeze(1)'),
-    (
-        "scatter(data.x, data.y, reduce='mul')",
-        "of kind 'prod'",
-        'torch_geometric.utils.scatter(*map(pyg_sar.gather',
-    ),
-    ('scripted()(data.x)', "'TorchScript' of rows", 'call the model itself'),
-    (
-        'torch.jit.trace(Linear(6, 3).double(), data.x)',
-        "'torch.jit.trace' of rows",
-        'trace the plain model',
-    ),
-    (
-        'torch.export.export(net(), (data.x, data.edge_index))',
-        "'torch.export' of rows",
-        'give it plain tensors and the plain model',
-    ),
-]
-IN_STEP = [Mistake(*row) for row in _ROWS]
+
+def _mistakes(table: str) -> Iterator[Mistake]:
+    lines = [line for line in table.splitlines() if line and line[0] != '#']
+    for do, told in zip(lines[::2], lines[1::2], strict=True):
+        guilty, do = re.fullmatch(r'(?:\[(\d)\] )?(.*)', do).groups()
+        what, remedy = told.strip().split(' => ')
+        yield Mistake(do, what, remedy, None if guilty is None else int(guilty))
+
+
+IN_STEP = [*_mistakes(_TABLE)]
 """What all ranks refuse alike, and go on; on the rows of the small graph."""
 
 
-def bug_on_rank_1(data: Any, rank: int) -> None:
+def has_a_bug(data: Any, rank: int) -> None:
     model = net()
     loss_of(model, data)
     if rank == 1:
@@ -322,30 +272,25 @@ def is_killed(data: Any, rank: int) -> None:
     loss_of(model, data)
 
 
-LAUNCHED: dict[str, Mistake] = {
-    'load_shard before init': Mistake('', 'expected pyg_sar.init()', 'call pyg_sar.init() first'),
-    '4 parts on 3 ranks': Mistake('', 'the 4 parts', 'cut the graph into 3 or 6 parts'),
-    'a bug on rank 1': Mistake(
-        bug_on_rank_1,
-        "rank 1 failed with KeyError: 'only here'",
-        'see its traceback',
-        1,
-    ),
-    'rank 2 stops early': Mistake(
-        stops_early,
-        'rank 2 has ended or is cut off',
-        'all ranks must make the same calls',
-        2,
-    ),
-    'a skipped backward': Mistake(skips_a_backward, 'is at ', 'run the same lines on every rank'),
-    'a forward in a thread of rank 0': Mistake(
-        runs_in_a_thread, 'is at ', 'run the same lines on every rank'
-    ),
-    'rank 1 is killed': Mistake(
-        is_killed, 'rank 1 has ended or is cut off', 'see the end of its log', 1
-    ),
-    'evaluates on rank 0': IN_STEP[0],
-}
+_OF_PROCESSES = """
+pass  # load_shard before init
+    expected pyg_sar.init() => call pyg_sar.init() first
+pass  # 4 parts on 3 ranks
+    the 4 parts => cut the graph into 3 or 6 parts
+[1] has_a_bug(data, rank)
+    rank 1 failed with KeyError: 'only here' => see its traceback
+[2] stops_early(data, rank)
+    rank 2 has ended or is cut off => all ranks must make the same calls
+skips_a_backward(data, rank)
+    is at => run the same lines on every rank
+runs_in_a_thread(data, rank)
+    is at => run the same lines on every rank
+[1] is_killed(data, rank)
+    rank 1 has ended or is cut off => see the end of its log
+[0] evaluates_on_rank_0(data, rank)
+    in evaluation; without gradients on rank 0 => run the same lines
+"""
+LAUNCHED = {mistake.do.removeprefix('pass  # '): mistake for mistake in _mistakes(_OF_PROCESSES)}
 """Those that end processes, as a terminal shows them."""
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -71,8 +69,7 @@ def test_on_a_terminal(name: str, root: Path, tmp_path: Path) -> None:
     if name == '4 parts on 3 ranks':
         root = cut(small_graph(), 4, tmp_path / 'parts')
     ranks = ('--standalone', '--nproc-per-node', NUM_RANKS)
-    path = os.pathsep.join(sys.path)
-    done = run([*TORCHRUN, *ranks, mistakes.__file__, name, root], PYTHONPATH=path)
+    done = run([*TORCHRUN, *ranks, mistakes.__file__, name, root])
     assert done.returncode == 1, done.stderr
     lines = done.stderr.splitlines()
     of_ranks = [re.fullmatch(r'(?:\[rank(\d)\]: )?(\w+Error): (.*)', line) for line in lines]
@@ -89,7 +86,7 @@ def test_on_a_terminal(name: str, root: Path, tmp_path: Path) -> None:
             if line.endswith(']: Traceback (most recent call last):')
         }
         assert traced <= {f'[rank{mistake.guilty}'}, done.stderr
-    if name == 'a bug on rank 1':
+    if name.startswith('has_a_bug'):
         assert told[0][0] == '1'
         cause = done.stderr[done.stderr.index('Root Cause') :]
         assert re.search(r'rank +: 1 ', cause)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
+import itertools
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -144,14 +145,22 @@ def test_killed_at_calls_of_the_system(kind: Any, every: int, tmp_path: Path) ->
         assert not [path for path in what.root.iterdir() if path.suffix == '.tmp']
 
 
+def _killed(folder: Path, old: int = 0) -> Iterator[_Partition]:
+    """Partitions of which each next one is killed a call later, until one is not any more."""
+    for number in itertools.count(1):
+        what = _Partition(folder / str(number))
+        if old:
+            what.write(old)
+        if not _dies(partial(what.write, old + 1), number):
+            return
+        yield what
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
 def test_a_first_partition_killed_at_every_call(tmp_path: Path) -> None:
-    number, found = 0, []
-    while True:
-        what = _Partition(tmp_path / str(number := number + 1))
-        if not _dies(partial(what.write, 1), number):
-            break
+    found = []
+    for what in _killed(tmp_path):
         found.append(what.root.exists())
         assert not found[-1] or what.read() == 1
         what.write(2)
@@ -162,31 +171,21 @@ def test_a_first_partition_killed_at_every_call(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
-def test_killed_where_no_names_are_exchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_where_no_names_are_exchanged(tmp_path: Path, monkeypatch: Any) -> None:
     """Between two renames the place is empty: both are beside it, and no later run removes them."""
-
-    def cannot(a: Path, b: Path) -> bool:
-        return False
-
-    monkeypatch.setattr(durable, '_exchange', cannot)
-    number, gone = 0, 0
-    while True:
-        what = _Partition(tmp_path / str(number := number + 1))
-        what.write(1)
-        if not _dies(partial(what.write, 2), number):
-            break
+    monkeypatch.setattr(durable, '_exchange', lambda a, b: False)
+    gone = 0
+    for what in _killed(tmp_path, old=1):
         if what.root.exists():
             assert what.read() in (1, 2)
-        else:
-            gone += 1
-            (left,) = what.root.parent.glob('.parts.*.tmp')
-            what.write(3)
-            assert what.read() == 3
-            for name, value in (('new.old', 1), ('new.tmp', 2)):
-                what.root = left / name
-                assert what.read() == value
+            continue
+        gone += 1
+        (left,) = what.root.parent.glob('.parts.*.tmp')
+        what.write(3)
+        assert what.read() == 3
+        for name, value in (('new.old', 1), ('new.tmp', 2)):
+            what.root = left / name
+            assert what.read() == value
     assert gone == 1
 
 
@@ -217,36 +216,28 @@ def test_a_lock_is_of_one_process_while_it_lives(tmp_path: Path) -> None:
 
 def test_locks_of_many_threads_and_what_was_left(tmp_path: Path) -> None:
     """One holds at a time; what others begin meanwhile is never taken for what was left."""
-    errors, held, most = [], [0], [0]
+    held, most = [0], [0]
 
     def work() -> None:
-        try:
-            for _ in range(50):
-                durable.remove_left(tmp_path, 'a')
-                with durable.workshop(tmp_path / 'a') as new:
-                    (new / 'file').touch()
-                    with suppress(RuntimeError), durable.locked(tmp_path / 'lock'):
-                        held[0] += 1
-                        most[0] = max(most[0], held[0])
-                        time.sleep(0)
-                        held[0] -= 1
-                    (new / 'file').unlink()
-        except Exception as error:
-            errors.append(error)
+        for _ in range(50):
+            durable.remove_left(tmp_path, 'a')
+            with durable.workshop(tmp_path / 'a') as new:
+                (new / 'file').touch()
+                with suppress(RuntimeError), durable.locked(tmp_path / 'lock'):
+                    held[0] += 1
+                    most[0] = max(most[0], held[0])
+                    time.sleep(0)
+                    held[0] -= 1
+                (new / 'file').unlink()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(4) as pool:
+        for thread in [pool.submit(work) for _ in range(4)]:
+            thread.result()
     assert most == [1]
     assert [*tmp_path.iterdir()] == []
 
 
-def test_without_locks_nobody_is_held_up_and_nothing_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_nobody_is_held_up_and_nothing_removed(tmp_path: Path, monkeypatch: Any):
     def none(file: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, 'No locks available')
 
@@ -266,9 +257,7 @@ def test_without_locks_nobody_is_held_up_and_nothing_removed(
 
 
 @pytest.mark.parametrize('can_exchange', [True, False])
-def test_names_are_exchanged(
-    can_exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_are_exchanged(can_exchange: bool, tmp_path: Path, monkeypatch: Any) -> None:
     if not can_exchange:
         monkeypatch.setattr(durable, '_exchange', lambda a, b: False)
     for name, text in (('new.tmp', 'new'), ('at', 'old')):

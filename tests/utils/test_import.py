@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from few import few
 from ranks import context
+from started import output, run
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith('linux'), reason='torch for Linux')
 
@@ -26,11 +26,9 @@ pyg_sar.utils.malloc.return_freed_memory()
 
 def _imported(first: str, gc: str, **environ: str) -> tuple[str, str]:
     """What a new interpreter prints, and what it says; a warning is an error."""
-    env = {k: v for k, v in os.environ.items() if k not in CHOSEN}
-    env |= {'PYG_SAR_LOG': 'info', 'OMP_DISPLAY_ENV': 'verbose', **environ}
+    variables = {'PYG_SAR_LOG': 'info', 'OMP_DISPLAY_ENV': 'verbose', **environ}
     code = 'import sys' + CODE.format(first=first, gc=gc)
-    command = [sys.executable, '-W', 'error', '-c', code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = run(['python', '-W', 'error', '-c', code], **{**dict.fromkeys(CHOSEN), **variables})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr
 
@@ -61,9 +59,7 @@ def test_what_is_set_and_left(
 @pytest.mark.slow
 def test_huge_pages_come_too_late_after_pyg() -> None:
     code = 'import torch_geometric, pyg_sar; print(pyg_sar.utils.malloc.has_huge_pages())'
-    env = {k: v for k, v in os.environ.items() if k not in CHOSEN}
-    found = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
-    assert found.stdout.strip() == 'False'
+    assert output(['python', '-c', code], **dict.fromkeys(CHOSEN)) == 'False\n'
 
 
 def _misses(folder: str, number: int) -> None:

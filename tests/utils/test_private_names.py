@@ -6,9 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from on_ranks import parts_of
 from torch_geometric.data import Data
 from torch_geometric.nn import SimpleConv
 
@@ -83,13 +85,9 @@ def test_a_name_that_is_gone_is_told() -> None:
     assert find_or_none('torch._C._nothing') is None
 
 
-def test_attributes_of_edges_that_pyg_takes_for_those_of_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    edges = torch.tensor([[0, 1], [1, 0]])
-    graph = Data(x=torch.ones(2, 1), edge_index=edges, edge_attr=torch.ones(2, 1))
-    pyg_sar.partition_graph(graph, 1, tmp_path / 'parts')
-    assert pyg_sar.load_shard(tmp_path / 'parts').is_edge_attr('edge_attr')
+def test_attributes_of_edges_that_pyg_takes_for_those_of_nodes(monkeypatch: Any) -> None:
+    root = parts_of(1)
+    assert pyg_sar.load_shard(root).is_edge_attr('edge_attr')
     monkeypatch.setattr(Data, 'is_edge_attr', lambda data, name: False)
     with pytest.raises(ImportError, match='_cached_attr'):
-        pyg_sar.load_shard(tmp_path / 'parts')
+        pyg_sar.load_shard(root)

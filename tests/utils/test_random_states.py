@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from ranks import run_once
@@ -26,11 +26,9 @@ def _two_threads() -> None:
             with random_states_kept(CPU):
                 random_states(CPU)
 
-    threads = [threading.Thread(target=keep) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        for thread in [pool.submit(keep) for _ in range(2)]:
+            thread.result()
 
 
 def test_two_threads_end() -> None:

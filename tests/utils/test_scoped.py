@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -21,9 +21,6 @@ def test_the_innermost_holds_and_an_error_ends_it() -> None:
 
 
 def test_another_thread_is_outside() -> None:
-    layer, seen = Scoped('outside'), list[str]()
-    with layer.set('inside'):
-        thread = threading.Thread(target=lambda: seen.append(layer.value))
-        thread.start()
-        thread.join()
-    assert seen == ['outside']
+    layer = Scoped('outside')
+    with layer.set('inside'), ThreadPoolExecutor() as pool:
+        assert pool.submit(lambda: layer.value).result() == 'outside'

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,14 @@ import numpy as np
 import pytest
 import torch
 from few import few
+from launch.in_turns.faults import are_equal
+from launch.in_turns.programs import SIZE, in_turns, is_away, others_turn
 from torch import Tensor
 
-from pyg_sar.comm import ranks, vote
+from pyg_sar.comm import ranks
 from pyg_sar.comm.turns import LazySend
-from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.reuse import kept_copy
 from pyg_sar.utils import offload as evictable
-
-SIZE = 1000
-
-
-def others_turn() -> None:
-    vote.agree(0)  # the last rank here goes on by itself,
-    vote.agree(0)  # and waits here
 
 
 def lend(to: int, rows: Tensor, index: Tensor) -> None:
@@ -88,26 +82,27 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support')  # the first of a process
-@pytest.mark.parametrize('way', few(READS, every=2))
-def test_every_way_to_read(tmp_path: Path, way: str) -> None:
-    def program() -> tuple[Any, Any, Tensor, Tensor]:
+def check_read(read: Callable[[Tensor], Any], *args: Any, device: str = 'cpu', **options: Any):
+    """What was away is read as what stayed, and both are the same afterwards."""
+
+    def program() -> None:
         generator = torch.Generator().manual_seed(ranks.rank())
-        there = torch.randn(SIZE, generator=generator)
+        there = torch.randn(SIZE, generator=generator).to(device)
         evictable.keep_here(there)
         held = there.clone()
         others_turn()
-        with torch._C.DisableTorchFunction():
-            assert held.untyped_storage().nbytes() == 0
-        found = READS[way](held)
-        expected = READS[way](there)
+        assert is_away(held)
+        assert are_equal(read(held), read(there))
         others_turn()
-        return found, expected, held + 0, there + 0
+        assert torch.equal(held, there)
 
-    for found, expected, *after in play(program, 2, memory=0, spill=tmp_path, least=256).results:
-        same = torch.equal if isinstance(expected, Tensor) else lambda a, b: a == b
-        assert same(found, expected)
-        assert torch.equal(*after)
+    in_turns(program, *args, **options)
+
+
+@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support')  # the first of a process
+@pytest.mark.parametrize('way', few(READS, every=2))
+def test_every_way_to_read(tmp_path: Path, way: str) -> None:
+    check_read(READS[way], tmp_path)
 
 
 STORAGES: dict[str, Callable[[torch.UntypedStorage], Any]] = {
@@ -122,35 +117,30 @@ STORAGES: dict[str, Callable[[torch.UntypedStorage], Any]] = {
 def test_storages_that_were_made_of_storages(tmp_path: Path, way: str) -> None:
     """Whoever has one reads and writes what its tensors hold; then they may go."""
 
-    def program() -> tuple[Any, Any, Tensor, bool]:
+    """Whoever has one reads and writes what its tensors hold; then they may go."""
+
+    def program() -> None:
         held = torch.arange(SIZE) + 1000.0 * ranks.rank()
+        numbers = held.view(torch.uint8).tolist()
         storage = STORAGES[way](held.untyped_storage())
         del held
         tensor = torch.empty(0).set_(storage)
         others_turn()
         others_turn()
-        first = tensor[3].item(), storage.tolist()[12:16]
+        assert tensor[3].item() == 3 + 1000.0 * ranks.rank()
+        assert storage.tolist()[12:16] == numbers[12:16]
         others_turn()
-        found = storage.tolist()
+        assert storage.tolist() == numbers
         storage.fill_(0)
         others_turn()
-        is_zero = not tensor.any()
+        assert not tensor.any()
         tensor += 3
         del storage
         others_turn()
-        with torch._C.DisableTorchFunction():
-            is_away = tensor.untyped_storage().nbytes() == 0
-        return (is_zero, *first), found, tensor + 0, is_away
-
-    results = play(program, 2, memory=0, spill=tmp_path, least=256).results
-    for rank, ((is_zero, item, part), found, tensor, is_away) in enumerate(results):
-        expected = torch.arange(SIZE) + 1000.0 * rank
-        assert item == expected[3]
-        assert found == expected.view(torch.uint8).tolist()
-        assert part == found[12:16]
-        assert is_zero
-        assert is_away
+        assert is_away(tensor)
         assert torch.equal(tensor, torch.full((SIZE,), 3.0))
+
+    in_turns(program, tmp_path)
 
 
 WRITES: dict[str, Callable[[Tensor], Any]] = {
@@ -169,18 +159,17 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize('way', few(WRITES, every=2))
 def test_what_is_written_after_it_was_away_is_written_again(tmp_path: Path, way: str) -> None:
-    def program() -> tuple[Tensor, Tensor]:
+    def program() -> None:
         held, there = torch.ones(SIZE), torch.ones(SIZE)
         evictable.keep_here(there)
         others_turn()
         held.sum()  # it is here, and unchanged
-        WRITES[way](held)
-        WRITES[way](there)
+        for each in (held, there):
+            WRITES[way](each)
         others_turn()
-        return held + 0, there + 0
+        assert torch.equal(held, there)
 
-    for found, expected in play(program, 2, memory=0, spill=tmp_path, least=256).results:
-        assert torch.equal(found, expected)
+    in_turns(program, tmp_path)
 
 
 def test_what_did_not_change_is_written_once_and_what_dies_never(tmp_path: Path) -> None:
@@ -191,7 +180,7 @@ def test_what_did_not_change_is_written_once_and_what_dies_never(tmp_path: Path)
             held.sum()
             held * 2  # dies
 
-    figures = play(program, 2, memory=0, spill=tmp_path, least=256).figures
+    figures = in_turns(program, tmp_path).figures
     assert figures.written == 2 * 4 * SIZE
     assert figures.evictions == 2 * 5
     assert figures.peak == 2 * 4 * SIZE
@@ -203,7 +192,7 @@ def test_a_budget_that_suffices_moves_nothing(tmp_path: Path) -> None:
         others_turn()
         held.sum()
 
-    figures = play(program, 2, memory='1MB', spill=tmp_path, least=256).figures
+    figures = in_turns(program, tmp_path, 2, '1MB').figures
     assert (figures.evictions, figures.written, figures.read) == (0, 0, 0)
 
 
@@ -213,104 +202,97 @@ def test_the_rank_that_waits_longest_goes_first(tmp_path: Path) -> None:
         away = []
         for _ in range(4):
             others_turn()
-            with torch._C.DisableTorchFunction():
-                away.append(held.untyped_storage().nbytes() == 0)
+            away.append(is_away(held))
             held.sum()
         return away
 
     # There is room for three of four, and for one that an operation would make. Were the least
     # recently used one to go, all but one of 16 times what a rank needs would be away.
-    found = play(program, 4, memory=4 * 4 * SIZE, spill=tmp_path, least=256)
+    found = in_turns(program, tmp_path, 4, 4 * 4 * SIZE)
     assert 0 < sum(map(sum, found.results)) <= 8
 
 
-def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
-    def program() -> list[Tensor]:
-        others, index = 1 - ranks.rank(), torch.arange(0, SIZE, 3)
-        rows, found = torch.full((SIZE, 2), float(ranks.rank())), []
-        for _ in range(3):
+@pytest.mark.parametrize('memory', [0, 1 << 30])
+def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path, memory: int) -> None:
+    def program() -> None:
+        own, others = ranks.rank(), 1 - ranks.rank()
+        rows, index = torch.full((SIZE, 2), float(own)), torch.arange(0, SIZE, 3)
+        for step in range(3):
             lend(others, rows, index)
             await_lent(others)
-            if ranks.rank() == 1:
+            if own == 1:
                 rows += 10  # rank 0 has not taken them
-            found.append(borrow(others, index.numel(), 2).clone())
-            if ranks.rank() == 0:
+            came = borrow(others, index.numel(), 2)
+            assert torch.equal(came, torch.full_like(came, others + 10.0 * step))
+            if own == 0:
                 rows += 10
-        return found
 
-    for memory in (0, 1 << 30):
-        results = play(program, 2, memory=memory, spill=tmp_path, least=256).results
-        for rank, found in enumerate(results):
-            for step, came in enumerate(found):
-                assert torch.equal(came, torch.full_like(came, 1 - rank + 10.0 * step))
+    in_turns(program, tmp_path, memory=memory)
+
+
+NUM_ROWS = 200_000  # reads of 1 MiB at most: these and large rows take more
 
 
 @pytest.mark.parametrize(
-    'kind', ['none', 'one', 'all', 'some', 'far', 'twice', 'backwards', 'at the ends', 'large rows']
+    'index',
+    [
+        *([], [7], range(NUM_ROWS), [3, 3, 4, 9, 9, 11], [0, 1, NUM_ROWS - 2, NUM_ROWS - 1]),
+        *(range(0, NUM_ROWS, 1_000), range(NUM_ROWS - 1, -1, -999)),
+        torch.rand(NUM_ROWS, generator=torch.Generator().manual_seed(0)).lt(0.3).nonzero().view(-1),
+        'large rows',
+    ],
+    ids=['none', 'one', 'all', 'twice', 'at the ends', 'far', 'backwards', 'some', 'large rows'],
 )
-def test_rows_of_any_index_are_read(tmp_path: Path, kind: str) -> None:
-    width = 1 << 18 if kind == 'large rows' else 3
-    num_rows = 12 if kind == 'large rows' else 200_000  # reads of 1 MiB at most: both take more
-    picks: dict[str, Tensor] = {
-        'none': torch.arange(0),
-        'one': torch.tensor([7]),
-        'all': torch.arange(num_rows),
-        'some': torch.rand(num_rows, generator=torch.Generator().manual_seed(0)).lt(0.3).nonzero(),
-        'far': torch.arange(0, num_rows, 1_000),
-        'twice': torch.tensor([3, 3, 4, 9, 9, 11]),
-        'backwards': torch.arange(num_rows - 1, -1, -999),
-        'at the ends': torch.tensor([0, 1, num_rows - 2, num_rows - 1]),
-        'large rows': torch.tensor([0, 1, 3, 4, 8, 11]),
-    }
-    index = picks[kind].view(-1)
+def test_rows_of_any_index_are_read(tmp_path: Path, index: Any) -> None:
+    size = (NUM_ROWS, 3)
+    if isinstance(index, str):
+        index, size = [0, 1, 3, 4, 8, 11], (12, 1 << 18)
+    index = torch.as_tensor(index, dtype=torch.int64)
 
-    def program() -> Tensor | None:
-        rows = torch.arange(num_rows * width + 5, dtype=torch.float32)[5:].view(num_rows, width)
+    def all_rows() -> Tensor:
+        return torch.arange(math.prod(size) + 5, dtype=torch.float32)[5:].view(size)
+
+    def program() -> None:
+        rows = all_rows()
         others_turn()
-        if ranks.rank() == 1:
-            return None
-        assert evictable.is_read_by_rows(rows)
-        found = evictable.selected_rows(rows, index)
-        assert evictable.is_read_by_rows(rows)
-        return found
+        if ranks.rank() == 0:
+            assert evictable.is_read_by_rows(rows)
+            found = evictable.selected_rows(rows, index)
+            assert evictable.is_read_by_rows(rows)
+            assert torch.equal(found, all_rows()[index])
 
-    found = play(program, 2, memory=0, spill=tmp_path, least=256)
-    expected = torch.arange(num_rows * width + 5, dtype=torch.float32)[5:].view(num_rows, width)
-    assert torch.equal(found.results[0], expected[index])
+    in_turns(program, tmp_path)
 
 
 def test_an_error_while_rows_are_made_leaves_the_offer(tmp_path: Path) -> None:
     """A program may go on after it; then nothing has been written, and nothing is forgotten."""
 
-    def program() -> tuple[Tensor, int]:
-        ours, others = ranks.current(), 1 - ranks.rank()
-        rows, fails = torch.full((SIZE, 2), float(ranks.rank())), [ranks.rank() == 1]
-        errors = 0
+    def program() -> None:
+        own, others, errors = ranks.rank(), 1 - ranks.rank(), 0
+        rows, fails = torch.full((SIZE, 2), float(own)), [own == 1]
 
         def make(out: list[Tensor]) -> None:
             if fails.pop() if fails else False:
                 raise OSError('read')
             out[0].copy_(rows)
 
-        sent = LazySend([rows.new_empty(1).expand(SIZE, 2)], make, [rows])
-        _box(ours.rank, others).append(sent)
+        _box(own, others).append(LazySend([rows.new_empty(1).expand(SIZE, 2)], make, [rows]))
         await_lent(others)
-        while ranks.rank() == 1 and rows[0, 0] < 10:  # rank 0 has not taken them
+        while own == 1 and rows[0, 0] < 10:  # rank 0 has not taken them
             try:
                 rows += 10
             except OSError:
                 errors += 1
         came = borrow(others, SIZE, 2)
-        return came.clone(), errors
+        assert errors == own
+        assert torch.equal(came, torch.full_like(came, others))
 
-    results = play(program, 2, memory=0, spill=tmp_path, least=256).results
-    assert [errors for _, errors in results] == [0, 1]
-    for rank, (came, _) in enumerate(results):
-        assert torch.equal(came, torch.full_like(came, 1 - rank))
+    in_turns(program, tmp_path)
 
 
-def test_a_kept_copy_is_evicted_as_one_and_is_what_it_was(tmp_path: Path) -> None:
-    def program(changes: bool) -> tuple[Tensor, Tensor]:
+@pytest.mark.parametrize('changes', [False, True])
+def test_a_kept_copy_is_evicted_as_one_and_is_what_it_was(tmp_path: Path, changes: bool) -> None:
+    def program() -> Tensor | None:
         weight = torch.ones(SIZE, requires_grad=True)
         rows = weight * 2
         copy = kept_copy(rows)
@@ -320,17 +302,13 @@ def test_a_kept_copy_is_evicted_as_one_and_is_what_it_was(tmp_path: Path) -> Non
             rows.data.mul_(7)
             others_turn()
         out.backward()
-        assert weight.grad is not None
-        return weight.grad, rows.detach()
+        assert torch.equal(weight.grad, torch.full((SIZE,), 8.0))
+        assert torch.equal(rows, torch.full((SIZE,), 14.0 if changes else 2.0))
+        return weight.grad
 
-    for changes in (False, True):
-        run = partial(program, changes)
-        found = play(run, 2, memory=0, spill=tmp_path, least=256)
-        for grad, rows in found.results:
-            assert torch.equal(grad, torch.full((SIZE,), 8.0))
-            assert torch.equal(rows, torch.full((SIZE,), 14.0 if changes else 2.0))
-        if not changes:  # weights, rows with their copy, and the first rank's gradient
-            assert found.figures.written == 5 * 4 * SIZE
+    figures = in_turns(program, tmp_path).figures
+    if not changes:  # weights, rows with their copy, and the first rank's gradient
+        assert figures.written == 5 * 4 * SIZE
 
 
 def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
@@ -343,7 +321,7 @@ def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
         made = torch.ones(SIZE)  # there is no room for it, for own rows and for those of the other
         return own + came.sum() + made.sum()
 
-    found = play(program, 2, memory=2 * 4 * SIZE, spill=tmp_path, least=256)
+    found = in_turns(program, tmp_path, 2, 2 * 4 * SIZE)
     assert found.figures.evictions > 0
     assert found.results == [1003.0, 2000.0]
 
@@ -358,7 +336,7 @@ def test_what_others_have_still_to_read_goes_last(tmp_path: Path) -> None:
         await_lent(of)
         return (held.sum() + borrow(of, 3).sum()).item()
 
-    found = play(program, 4, memory=4 * 4 * SIZE, spill=tmp_path, least=256)
+    found = in_turns(program, tmp_path, 4, 4 * 4 * SIZE)
     assert found.results == [1009.0, 1000.0, 1003.0, 1006.0]
     assert found.figures.read > 0
     assert found.figures.read_of_others == 0
@@ -367,10 +345,9 @@ def test_what_others_have_still_to_read_goes_last(tmp_path: Path) -> None:
 def test_tensors_from_before_stay(tmp_path: Path) -> None:
     before = torch.ones(SIZE)
 
-    def program() -> int:
+    def program() -> None:
         view = before[:500]
         others_turn()
-        with torch._C.DisableTorchFunction():
-            return view.untyped_storage().nbytes()
+        assert not is_away(view)
 
-    assert play(program, 2, memory=0, spill=tmp_path, least=256).results == [4 * SIZE] * 2
+    in_turns(program, tmp_path)

@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,14 @@ import pytest
 import torch
 from few import few
 from launch.in_turns.faults import Calls, are_equal, fails, nothing_is_left, places, small_program
-from launch.in_turns.programs import NUM_RANKS, train, write_parts
+from launch.in_turns.programs import NUM_RANKS, in_turns, train
 from launch.in_turns.test_user_programs import saved
 from torch import Tensor
 
 from pyg_sar.comm import ranks, vote
 from pyg_sar.launch.in_turns import spill_file
-from pyg_sar.launch.in_turns.run import InTurns, play
+from pyg_sar.launch.in_turns.run import run_in_turns
+from pyg_sar.launch.in_turns.spill_file import SpillFile
 
 slow = pytest.mark.slow
 FAULTS = {'pwrite': errno.ENOSPC, 'preadv': errno.EIO, 'posix_fallocate': errno.ENOSPC}
@@ -36,25 +36,13 @@ def grows_often(monkeypatch: pytest.MonkeyPatch) -> None:
 CASES = [('small', 5), *(pytest.param(each, 20, marks=slow) for each in ('small', 'training'))]
 
 
-@pytest.fixture
-def program(kind: str, tmp_path: Path) -> Callable[[], Any]:
-    if kind == 'small':
-        return small_program
-    write_parts(tmp_path / 'parts')
-    return partial(train, str(tmp_path / 'parts'), 'dropout')
-
-
-def _play(folder: Path, program: Callable[[], Any], memory: int = 0, **options: Any) -> InTurns:
-    options = {'num_ranks': 2, 'least': 256, **options}
-    return play(program, memory=memory, spill=folder, **options)
-
-
 @pytest.mark.parametrize('name', few(FAULTS))
 @pytest.mark.parametrize(('kind', 'number'), CASES)
-def test_errors_of_the_disk(tmp_path, monkeypatch, program, name, kind, number):
+def test_errors_of_the_disk(tmp_path, folder, monkeypatch, name, kind, number):
     (spill := tmp_path / 'spill').mkdir()
     monkeypatch.setattr(os, name, counted := Calls(name))
-    run = partial(_play, spill, program, num_ranks=2 if kind == 'small' else NUM_RANKS)
+    program = small_program if kind == 'small' else partial(train, str(folder), 'dropout')
+    run = partial(in_turns, program, spill, 2 if kind == 'small' else NUM_RANKS)
     expected = run().results
     assert counted.count >= 20
     for place in places(counted.count, number):
@@ -88,7 +76,7 @@ def test_a_disk_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.Mon
 
             patch.setattr(os, 'preadv', read)
             with pytest.raises(OSError, match='reading evicted memory'):
-                play(program, 2, memory=0, spill=tmp_path, least=256)
+                in_turns(program, tmp_path)
         assert len(left) == 4
         for tensor in left:
             is_there = torch.equal(tensor, torch.ones_like(tensor))
@@ -96,29 +84,28 @@ def test_a_disk_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:
-    expected = _play(tmp_path, small_program)
+    expected = in_turns(small_program, tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for num_pages in places(expected.figures.disk // 4096)[:-1]:
         with nothing_is_left(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (num_pages * 4096, hard))
             try:
                 with pytest.raises(OSError, match='File too large') as found:
-                    _play(tmp_path, small_program)
+                    in_turns(small_program, tmp_path)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             assert found.value.filename == str(tmp_path)
-    assert _play(tmp_path, small_program).results == expected.results
+    assert in_turns(small_program, tmp_path).results == expected.results
 
 
 @pytest.mark.parametrize('number', [1, pytest.param(20, marks=slow)])
-def test_a_run_that_is_killed(tmp_path: Path, monkeypatch: Any, number: int) -> None:
+def test_a_run_that_is_killed(tmp_path: Path, folder: Path, monkeypatch: Any, number: int) -> None:
     """Nothing of it is left but checkpoints, and the last of them goes on."""
-    write_parts(tmp_path / 'parts')
     (spill := tmp_path / 'spill').mkdir()
 
     def run(root: Path, num_epochs: int) -> list[Any]:
-        program = partial(saved, str(tmp_path / 'parts'), str(root), num_epochs)
-        return _play(spill, program, num_ranks=NUM_RANKS).results
+        program = partial(saved, str(folder), str(root), num_epochs)
+        return in_turns(program, spill, NUM_RANKS).results
 
     expected = run(tmp_path / 'whole', 5)
     monkeypatch.setattr(os, 'pwrite', counted := Calls('pwrite'))
@@ -140,21 +127,21 @@ def test_a_run_that_is_killed(tmp_path: Path, monkeypatch: Any, number: int) -> 
 def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     """Before anything runs; later the folder is not needed."""
     (spill := tmp_path / 'spill').mkdir()
-    expected, ran = _play(spill, small_program).results, []
+    expected, ran = in_turns(small_program, spill).results, []
 
     def without_folder() -> list[float]:
         if ranks.rank() == 0 and spill.exists():
             spill.rmdir()
         return small_program()
 
-    assert _play(spill, without_folder).results == expected
+    assert in_turns(without_folder, spill).results == expected
     spill.mkdir(mode=0o555)
     user = os.geteuid()
     try:
         if user == 0:
             os.seteuid(65534)
         with pytest.raises(PermissionError, match='making a file') as found:
-            _play(spill, lambda: ran.append(1))
+            in_turns(lambda: ran.append(1), spill)
     finally:
         os.seteuid(user)
     assert (found.value.filename, ran) == (str(spill), [])
@@ -163,11 +150,11 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize('memory', few([80000, 0]))
 def test_forks(tmp_path: Path, memory: int) -> None:
     """A child reads what is here, or is refused; whatever it makes, and when, harms nobody."""
-    reference = _play(tmp_path, partial(_forking, -1), memory).results
+    reference = in_turns(partial(_forking, -1), tmp_path, memory=memory).results
     codes: set[int] = set()
     for place in places(STEPS, 6):
         with nothing_is_left(tmp_path):
-            found = _play(tmp_path, partial(_forking, place), memory).results
+            found = in_turns(partial(_forking, place), tmp_path, memory=memory).results
         for (values, code), (same, _) in zip(found, reference, strict=True):
             assert are_equal(values, same)
             codes.update(code)
@@ -220,3 +207,66 @@ class Child:
         os.write(self._go, b'.')
         os.close(self._go)
         return os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
+
+
+def test_short_reads_and_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = in_turns(small_program, tmp_path).results
+    write, read = os.pwrite, os.preadv
+    monkeypatch.setattr(os, 'pwrite', lambda fd, part, at: write(fd, part[:100], at))
+    monkeypatch.setattr(os, 'preadv', lambda fd, parts, at: read(fd, [parts[0][:100]], at))
+    assert in_turns(small_program, tmp_path).results == expected
+
+
+def test_a_file_that_was_cut_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, 'preadv', lambda fd, parts, at: 0)
+    with pytest.raises(OSError, match='the file is shorter'):
+        in_turns(small_program, tmp_path)
+
+
+def test_a_folder_that_is_none_is_an_error_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / 'file').touch()
+    ran: list[int] = []
+    for folder in (tmp_path / 'missing', tmp_path / 'file'):
+        with pytest.raises(OSError, match='making a file') as found:
+            in_turns(lambda: ran.append(1), folder)
+        assert found.value.filename == str(folder)
+    assert ran == []
+
+
+def test_space_is_reserved_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, 'posix_fallocate', Calls('posix_fallocate', 0, fails(errno.ENOSPC)))
+    ran: list[int] = []
+    with pytest.raises(OSError, match='reserving 1000000000 bytes') as found:
+        in_turns(lambda: ran.append(1), tmp_path, reserve='1GB')
+    assert found.value.errno == errno.ENOSPC
+    assert ran == []
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    def program() -> list[str]:
+        small_program()
+        return os.listdir(tmp_path)
+
+    assert in_turns(program, tmp_path).results == [[], []]
+
+
+def test_places_are_used_again(tmp_path: Path) -> None:
+    file = SpillFile(tmp_path)
+    places = [file.take(size) for size in (100, 5000, 5000, 1 << 20)]
+    assert len(set(places)) == 4
+    file.give_back(places[1], 5000)
+    assert file.take(5001) == places[1]
+    file.close()
+
+
+def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="'memory' must be bytes"):
+        in_turns(small_program, tmp_path, memory=-1)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    with pytest.raises(ValueError, match="'host_memory' is for programs on a GPU"):
+        in_turns(small_program, tmp_path, host_memory='1GB')
+    with pytest.raises(ValueError, match="'spill' must be a folder where there is no GPU"):
+        in_turns(small_program, None)
+    with pytest.raises(FileNotFoundError):
+        run_in_turns(small_program, tmp_path / 'no parts', memory=0, spill=tmp_path)
+    assert os.listdir(tmp_path) == []

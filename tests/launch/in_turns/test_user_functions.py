@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from launch.in_turns.programs import NUM_RANKS
+from launch.in_turns.faults import are_equal
+from launch.in_turns.programs import NUM_RANKS, SIZE, in_turns, is_away, others_turn
 from launch.in_turns.test_evictions import READS as ALL_READS
-from launch.in_turns.test_evictions import SIZE, await_lent, borrow, lend, others_turn
+from launch.in_turns.test_evictions import await_lent, borrow, lend
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
 from pyg_sar.comm import ranks
 from pyg_sar.comm.threads import run_threads
-from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.reuse import lent_copy
 from pyg_sar.utils import offload as evictable
 
@@ -44,11 +44,10 @@ def test_what_a_backward_reads(tmp_path: Path, way: str) -> None:
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
             (held,) = ctx.saved_tensors
-            with torch._C.DisableTorchFunction():
-                assert held.untyped_storage().nbytes() == 0
+            assert is_away(held)
             return grads[0] * READS[way](held), None
 
-    def program() -> tuple[Tensor, Tensor]:
+    def program() -> None:
         held = torch.randn(SIZE, generator=torch.Generator().manual_seed(ranks.rank()))
         there = torch.tensor(held.tolist())
         evictable.keep_here(there)
@@ -56,11 +55,9 @@ def test_what_a_backward_reads(tmp_path: Path, way: str) -> None:
         out = Doubled.apply(x, held).sum()  # type: ignore[no-untyped-call]
         others_turn()
         out.backward()
-        assert x.grad is not None
-        return x.grad, there
+        assert torch.equal(x.grad, there)
 
-    for grad, there in play(program, 2, memory=0, spill=tmp_path, least=256).results:
-        assert torch.equal(grad, there)
+    in_turns(program, tmp_path)
 
 
 def test_rows_that_a_backward_gets_from_a_hook(folder: Path) -> None:
@@ -74,9 +71,7 @@ def test_rows_that_a_backward_gets_from_a_hook(folder: Path) -> None:
         return [parameter.grad for parameter in conv.parameters() if parameter.grad is not None]
 
     expected = run_threads(program, NUM_RANKS)
-    found = play(program, NUM_RANKS, memory=0, spill=folder, least=256).results
-    for ours, theirs in zip(found, expected, strict=True):
-        assert all(map(torch.equal, ours, theirs))
+    assert are_equal(in_turns(program, folder, NUM_RANKS).results, expected)
 
 
 def test_a_plain_tensor_that_rows_meet(folder: Path) -> None:
@@ -89,8 +84,7 @@ def test_a_plain_tensor_that_rows_meet(folder: Path) -> None:
         return pyg_sar.local(lstm(out)[0]).detach()
 
     expected = run_threads(program, NUM_RANKS)
-    found = play(program, NUM_RANKS, memory=0, spill=folder, least=256)
-    assert all(map(torch.equal, found.results, expected))
+    assert are_equal(in_turns(program, folder, NUM_RANKS).results, expected)
 
 
 WRITES: dict[str, Callable[[Tensor], Any]] = {
@@ -105,21 +99,18 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize('way', WRITES)
 def test_what_is_written_to_a_copy_is_in_no_other(tmp_path: Path, way: str) -> None:
-    def program() -> list[Tensor]:
-        kept, found = torch.arange(SIZE).float(), []
+    def program() -> None:
+        kept = torch.arange(SIZE).float()
         for _ in range(3):
             copy = lent_copy(kept)
-            found.append(copy.clone())
+            assert torch.equal(copy, torch.arange(SIZE).float())
             view = copy.detach()
             del copy
             others_turn()
             WRITES[way](view)
             others_turn()
-        return found
 
-    results = play(program, 2, memory=0, spill=tmp_path, least=256).results
-    for found in (found for of_rank in results for found in of_rank):
-        assert torch.equal(found, torch.arange(SIZE).float())
+    in_turns(program, tmp_path)
 
 
 def test_copies_are_not_written_to_the_disk(tmp_path: Path) -> None:
@@ -131,7 +122,7 @@ def test_copies_are_not_written_to_the_disk(tmp_path: Path) -> None:
             copy.sum()
 
     written = [
-        play(partial(program, copies), 2, memory=0, spill=tmp_path, least=256).figures.written
+        in_turns(partial(program, copies), tmp_path).figures.written
         for copies in (lent_copy, torch.clone)
     ]
     assert written == [2 * 4 * SIZE, 4 * 2 * 4 * SIZE]
@@ -146,7 +137,7 @@ def test_what_is_read_of_other_ranks_is_told_apart(tmp_path: Path) -> None:
         others_turn()
         rows.sum()
 
-    figures = play(program, 2, memory=0, spill=tmp_path, least=256).figures
+    figures = in_turns(program, tmp_path).figures
     assert figures.read_of_others == 2 * 4 * 3
     assert figures.read == 2 * 4 * (SIZE + 3)
     assert 'of other parts' in str(figures)

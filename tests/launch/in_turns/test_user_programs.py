@@ -13,55 +13,16 @@ import torch
 import torch.nn.functional as F
 from few import few
 from launch.in_turns.faults import are_equal
-from launch.in_turns.programs import KINDS, NUM_RANKS, train
+from launch.in_turns.programs import KINDS, NUM_RANKS, Run, in_turns, train
 from ranks import run_ranks
-from torch import Tensor
-from torch_geometric import seed_everything
-from torch_geometric.nn import GAT, GraphSAGE
 
 import pyg_sar
 from pyg_sar.comm import collectives
-from pyg_sar.launch.in_turns.run import play
-
-
-class Run:
-    """A model in training."""
-
-    def __init__(self, folder: str, kind: str = 'sage', **options: Any) -> None:
-        seed_everything(0)
-        torch.set_default_dtype(torch.float64)
-        self.data: Any = pyg_sar.load_shard(Path(folder) / 'one')
-        model = (GAT if kind == 'gat' else GraphSAGE)(8, 16, 3, 3, norm='batch_norm', dropout=0.3)
-        self.model = pyg_sar.DistributedDataParallel(model, **options)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
-        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, patience=1)
-
-    def epoch(self) -> float:
-        """The loss of a step on all nodes."""
-        self.model.train()
-        self.optimizer.zero_grad()
-        out, mask = self.model(self.data.x, self.data.edge_index), self.data.train_mask
-        loss = F.cross_entropy(out[mask], self.data.y[mask])
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
-
-    @torch.no_grad()
-    def evaluated(self) -> Tensor:
-        """The logits of the own nodes."""
-        self.model.eval()
-        out = self.model(self.data.x, self.data.edge_index)
-        return pyg_sar.local(out).detach().clone()
-
-    def weights(self) -> list[Tensor]:
-        """Of the model, and the states of the optimizer."""
-        states = [s for state in self.optimizer.state.values() for s in state.values()]
-        return [t.detach().clone() for t in (*self.model.state_dict().values(), *states)]
 
 
 def saved(folder: str, root: str, num_epochs: int = 3) -> list[Any]:
     """Saves after every epoch, and goes on where a run before has stopped."""
-    run = Run(folder)
+    run = Run(folder, 'dropout')
     last = pyg_sar.load_checkpoint(root, run.model, run.optimizer, run.plateau)
     first = 0 if last is None else last.epoch + 1
     losses = []
@@ -77,7 +38,7 @@ def saved(folder: str, root: str, num_epochs: int = 3) -> list[Any]:
 
 def early_stopping(folder: str) -> list[Any]:
     """The best weights come back at the end."""
-    run = Run(folder)
+    run = Run(folder, 'dropout')
     best, bad, state, losses = -1.0, 0, {}, []
     while len(losses) < 12:
         losses.append(run.epoch())
@@ -95,15 +56,9 @@ def early_stopping(folder: str) -> list[Any]:
     return [losses, best, run.weights(), run.evaluated()]
 
 
-def seeded(folder: str, kind: str) -> list[Any]:
-    """Dropout of nodes and edges by their ids."""
-    run = Run(folder, kind, dropout_seed=7)
-    return [[run.epoch() for _ in range(3)], run.weights(), run.evaluated()]
-
-
 def sampled(folder: str, on_batches: bool) -> list[Any]:
     """Trains on batches; evaluates on batches, or on all nodes."""
-    run = Run(folder)
+    run = Run(folder, 'dropout')
     make = partial(pyg_sar.NeighborLoader, run.data, [4, 4, 4], batch_size=16)
     loader = make(input_nodes=run.data.train_mask, shuffle=True)
     found = []
@@ -129,16 +84,15 @@ def sampled(folder: str, on_batches: bool) -> list[Any]:
 
 
 def _in_turns(folder: Path, program: Callable[..., Any], *args: Any) -> list[Any]:
-    run = partial(program, str(folder), *args)
-    found = play(run, NUM_RANKS, memory=0, spill=folder, least=256)
+    found = in_turns(partial(program, str(folder), *args), folder, NUM_RANKS)
     assert found.figures.evictions > 0
     return found.results
 
 
 PROGRAMS: dict[str, Any] = {
     'early stopping': (early_stopping,),
-    'dropout_seed': (seeded, 'sage'),
-    'dropout_seed of edges': (seeded, 'gat'),
+    'dropout_seed': (partial(train, dropout_seed=7), 'dropout'),
+    'dropout_seed of edges': (partial(train, dropout_seed=7), 'gat dropout'),
     'sampled, evaluated on all nodes': (sampled, False),
     'sampled, evaluated on batches': (sampled, True),
 }
@@ -154,12 +108,12 @@ def test_bits_of_processes(folder: Path, name: str) -> None:
 @pytest.mark.parametrize('kind', few(KINDS, every=6))
 def test_bits_whatever_is_evicted(folder: Path, kind: str) -> None:
     expected = run_ranks(train, NUM_RANKS, str(folder), kind)
-    run = partial(play, partial(train, str(folder), kind), NUM_RANKS, spill=folder, least=256)
-    whole = run(memory=1 << 40)
+    run = partial(in_turns, partial(train, str(folder), kind), folder, NUM_RANKS)
+    whole = run(1 << 40)
     assert are_equal(whole.results, expected)
     assert whole.figures.evictions == whole.figures.written == 0
     for budget in (whole.figures.peak // 2, 0):
-        found = run(memory=budget)
+        found = run(budget)
         assert are_equal(found.results, expected)
         assert min(found.figures.evictions, found.figures.written, found.figures.read) > 0
         assert found.figures.peak < whole.figures.peak

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import re
 import threading
 from collections.abc import Callable
-from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,37 +12,24 @@ from typing import Any
 
 import pytest
 import torch
-from launch.in_turns.programs import NUM_RANKS
+from launch.in_turns.programs import NUM_RANKS, Run, in_turns, make_model
+from launch.test_log import stderr_of_a_log
 from ranks import run_ranks
-from torch_geometric.nn import GAT, GraphSAGE
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank as own_rank
 from pyg_sar.comm.turns import Turns
-from pyg_sar.launch.in_turns.run import play
 from pyg_sar.utils import hook
 from pyg_sar.utils.log import Counts, set_log
 
 
-def _model(kind: str, **options: Any) -> Any:
-    torch.manual_seed(0)
-    model = GAT if kind == 'gat' else GraphSAGE
-    return pyg_sar.DistributedDataParallel(model(8, 12, 3, 3, norm='batch_norm'), **options)
-
-
 def _train(folder: str, kind: str, options: dict[str, Any], num_epochs: int = 2) -> Any:
     """Epochs after a first one: counts, the table's first words, and its seconds twice."""
-    torch.set_default_dtype(torch.float64)
-    data = pyg_sar.load_shard(Path(folder) / 'one')
-    model = _model(kind, **options)
-
-    def step() -> None:
-        model(data.x, data.edge_index).square().sum().backward()
-
-    step()
+    run = Run(folder, kind, **options)
+    run.epoch()
     with pyg_sar.profile() as prof:
         for _ in range(num_epochs):
-            step()
+            run.epoch()
     spent = sum(c.waiting + c.computing for c in prof.counts.values())
     return _counted(prof.counts), prof.table().split(':')[0], (spent, prof.seconds)
 
@@ -54,8 +39,8 @@ def _counted(counts: dict[str, Counts]) -> dict[str, Counts]:
     return {name: replace(c, waiting=0, computing=0) for name, c in counts.items()}
 
 
-def _in_turns(folder: Path, program: Callable[[], Any], memory: int = 0) -> list[Any]:
-    return play(program, NUM_RANKS, memory=memory, spill=folder, least=256).results
+def _in_turns(folder: Path, program: Callable[[], Any]) -> list[Any]:
+    return in_turns(program, folder, NUM_RANKS).results
 
 
 @pytest.mark.parametrize(
@@ -108,21 +93,16 @@ def test_whoever_waits_for_turns_is_told_to_wait(folder, monkeypatch):
 
 def _logged(folder: str, level: Any) -> str:
     """What two epochs have told on stderr of a process."""
-    err = io.StringIO()
-    with redirect_stderr(err):
-        try:
-            _epochs(folder, level)
-        finally:
-            set_log('off')
+    with stderr_of_a_log() as err:
+        _epochs(folder, level)
     return err.getvalue()
 
 
 def _epochs(folder: str, level: Any) -> None:
     set_log(level)
-    data = pyg_sar.load_shard(Path(folder) / 'one')
-    model = _model('sage', log=level).double()
+    run = Run(folder, 'sage', log=level)
     for _ in range(2):
-        model(data.x, data.edge_index).square().sum().backward()
+        run.epoch()
 
 
 def _by_rank(lines: list[str]) -> list[list[str]]:
@@ -157,10 +137,9 @@ def test_the_log_names_the_rank(folder: Path, level: str, caplog: pytest.LogCapt
 
 def test_an_error_leaves_no_watcher(folder: Path) -> None:
     def program() -> None:
-        data = pyg_sar.load_shard(folder / 'one')
-        model = _model('sage').double()
+        run = Run(folder, 'sage')
         with pyg_sar.profile():
-            model(data.x, data.edge_index)
+            run.epoch()
             if own_rank() == 2:
                 raise KeyError('x')
 
@@ -171,7 +150,7 @@ def test_an_error_leaves_no_watcher(folder: Path) -> None:
 
 def test_a_profile_outside_hears_none_of_the_ranks(folder: Path) -> None:
     data = pyg_sar.load_shard(folder / 'one')
-    model = pyg_sar.DistributedDataParallel(GraphSAGE(8, 12, 3, 3).double())
+    model = pyg_sar.DistributedDataParallel(make_model('sage').double())
     with pyg_sar.profile() as prof:
         model(data.x, data.edge_index)
         _in_turns(folder, partial(_train, str(folder), 'sage', {}))
@@ -183,16 +162,14 @@ def test_a_profiler_of_torch_records_one_rank(folder: Path) -> None:
     """Two of them in a process end it."""
 
     def program(ranks: tuple[int, ...]) -> int:
-        data = pyg_sar.load_shard(folder / 'one')
-        model = _model('sage').double()
-        found = 0
+        run, found = Run(folder, 'sage'), 0
         cpu = [torch.profiler.ProfilerActivity.CPU]
         for _ in range(2):
             if own_rank() not in ranks:
-                model(data.x, data.edge_index)
+                run.epoch()
                 continue
             with torch.profiler.profile(activities=cpu) as profiler, pyg_sar.profile():
-                model(data.x, data.edge_index)
+                run.epoch()
             found = sum(e.name.startswith('pyg_sar::layer') for e in profiler.events())
         return found
 
