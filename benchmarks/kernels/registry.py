@@ -180,7 +180,8 @@ def _both_by_gather(work: Work) -> Run:
 def _ours_both(work: Work, kernel: Callable[..., None]) -> Run:
     grad, rows, weight = work.heads(work.values), work.left, work.weight
     edges = torch.stack([work.rows, work.cols])  # transposed, so columns ascend
-    block = Block(0, work.num_rows, work.num_cols, 0, slice(0, edges.size(1)), edges)
+    sizes, every = (work.num_rows, work.num_cols), slice(0, edges.size(1))
+    block = Block(0, *sizes, 0, every, edges, node_order=(None, None))
 
     def run() -> tuple[Tensor, Tensor]:
         out = work.heads(torch.empty(work.num_rows, work.num_features))
