@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from alike import Wrap, assert_alike
 from on_ranks import on_ranks
-from shared import descend
 from sum_conv import SumConv
+from three_steps import descend
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data

@@ -15,9 +15,9 @@ from few import few
 from hetero_graphs import hetero_graph
 from on_ranks import on_ranks
 from ranks import run_as_threads, run_ranks
-from shared import descend
 from small_graphs import assert_close, small_graph
 from sum_conv import SumConv
+from three_steps import descend
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data

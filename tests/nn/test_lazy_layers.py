@@ -17,8 +17,8 @@ from alike import Wrap, assert_alike, assert_same, cut_of
 from few import few
 from on_ranks import on_threads
 from ranks import run_as_threads
-from shared import descend
 from small_graphs import small_graph
+from three_steps import descend
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv, SAGEConv

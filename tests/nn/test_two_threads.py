@@ -12,8 +12,8 @@ import pytest
 import torch
 from alike import cut_of
 from few import few
-from shared import descend
 from small_graphs import small_graph
+from three_steps import descend
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch_geometric import nn as pyg
