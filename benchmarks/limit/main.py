@@ -235,11 +235,11 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         'autocast': table(of_epochs, trained),
         'table': f'`{rows[0]["graph"]}`: {show_size(rows[0])}.\n\n{table(header, lines)}',
         'beside': table(['model', 's', 'of quiet'], beside),
-        'rates': _rates(epochs),
+        'rates': _best(epochs),
     }
 
 
-def _rates(epochs: list[Row]) -> str:
+def _best(epochs: list[Row]) -> str:
     """The best that was measured with any model; products stand in results.json by shape."""
     best = [max(r['rates'][k] for r in epochs) / 1e9 for k in ('triad', 'exponentials')]
     return f'Triad {best[0]:.1f} GB/s, {best[1]:.2f} billion exponentials a second.'
