@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from pyg_sar.utils.attention_loops import attention_weights as attention_weights
-from pyg_sar.utils.attention_loops import gradients_of_leaky_dots as gradients_of_leaky_dots
 from pyg_sar.utils.attention_loops import gradients_of_scores as gradients_of_scores
-from pyg_sar.utils.attention_loops import leaky_dots as leaky_dots
 from pyg_sar.utils.compiled import LINE_BYTES as _LINE_BYTES
 from pyg_sar.utils.compiled import ROWS_AHEAD as _ROWS_AHEAD
 from pyg_sar.utils.compiled import U as _U
 from pyg_sar.utils.compiled import compiled, prefetch
+from pyg_sar.utils.dotted_loops import gradients_of_leaky_dots as gradients_of_leaky_dots
+from pyg_sar.utils.dotted_loops import leaky_dots as leaky_dots
 
 _AHEAD_BYTES = _U(6144)
 """Rows are asked for so far ahead: 12 of 512 bytes were best, and fewer of wider ones fit in."""
