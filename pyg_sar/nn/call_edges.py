@@ -177,25 +177,24 @@ def dst_sharding(conv: MessagePassing, edges: EdgeIndex) -> Sharding:
 
 
 def check_ends(
-    conv: MessagePassing,
-    function: str,
-    names: tuple[str, ...],
-    kwargs: dict[str, Any],
-    edges: EdgeIndex,
+    conv: MessagePassing, names: tuple[str, ...], kwargs: dict[str, Any], edges: EdgeIndex, at: bool
 ) -> None:
-    """Raises a ValueError where rows of one set of nodes are read at the nodes of the other."""
-    at = {'_i': dst_sharding(conv, edges)}
-    at['_j'] = edges.ends.dst if at['_i'] is edges.ends.src else edges.ends.src
-    is_turned = conv.flow != 'source_to_target' and not is_generated(conv, function)
+    """Raises a ValueError where rows of one set of nodes are read at the nodes of the other.
+
+    Entry `at` of a pair has the rows of targets.
+    """
+    target = dst_sharding(conv, edges)
+    source = edges.ends.dst if target is edges.ends.src else edges.ends.src
+    ends = {'_i': (target, source, at), '_j': (source, target, not at)}
     for name in names:
-        end, value = name[-2:], kwargs.get(name[:-2])
-        if end not in at:
+        if name[-2:] not in ends:
             continue
+        own, other, entry = ends[name[-2:]]
+        value = kwargs.get(name[:-2])
         if isinstance(value, (tuple, list)) and len(value) == 2:
-            value = value[(end == '_i') != is_turned]
-        ends = {*at.values()} - {at[end]}
-        if isinstance(value, Rows) and value._sharding in ends:
+            value = value[entry]
+        if isinstance(value, Rows) and value._sharding is other:
             raise ValueError(
-                f"expected rows of {at[end].what} at '{name}' of {name_of(conv)} (got those of "
-                f'{value._sharding.what}): turn the pair of arguments round'
+                f"expected rows of {own.what} at '{name}' of {name_of(conv)} (got those of "
+                f'{other.what}): turn the pair of arguments round'
             )

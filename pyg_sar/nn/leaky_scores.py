@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyg_sar.nn.source_rows import PRODUCTS, SUMS
 from pyg_sar.rows.rows import Rows, plainly
 from pyg_sar.utils.tensor_state import version_of
 
 _ADDED = {Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add}
-_PRODUCTS = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul}
-_SUMS = {Tensor.sum, torch.sum}
-_NOTED = _ADDED | _PRODUCTS | _SUMS | {F.leaky_relu}
+_NOTED = _ADDED | PRODUCTS | SUMS | {F.leaky_relu}
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,10 @@ class ScoreNotes:
     def _before_sum(self, logits: Tensor, learnable: Sequence[Tensor]) -> tuple[Any, int | None]:
         """What was multiplied by a parameter, and its number; `logits` themselves without a sum."""
         func, args, options = self._of(logits)
-        if func not in _SUMS or len(args) != 1 or options != {'dim': -1}:
+        if func not in SUMS or len(args) != 1 or options != {'dim': -1}:
             return logits, None
         func, factors, options = self._of(args[0])
-        if func not in _PRODUCTS or options or len(factors) != 2:
+        if func not in PRODUCTS or options or len(factors) != 2:
             return None, None
         for rows, factor in (factors, factors[::-1]):
             number = next((i for i, t in enumerate(learnable) if t is factor), None)

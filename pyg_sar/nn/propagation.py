@@ -159,6 +159,7 @@ def _call(layer: Layer, conv: MessagePassing, function: str, arguments: tuple[An
     per_edge = [n for n in names if n in kwargs and n[-2:] not in ('_i', '_j')]
     edges, handle, as_they_are = None, edge_index, dict[str, Any]()
     against = conv.flow != 'source_to_target'
+    at = not against or is_generated(conv, function)  # which entry of a pair targets have
     if isinstance(edge_index, EdgeIndex):
         edges, handle = edge_index, edge_index.handle
         ends = edges.ends.src, edges.ends.dst
@@ -174,10 +175,9 @@ def _call(layer: Layer, conv: MessagePassing, function: str, arguments: tuple[An
         num_nodes = num_nodes[::-1] if handle.is_flipped != against else num_nodes
         if num_nodes[0] != num_nodes[1]:
             sizes = (None, None) if size is None else tuple(size)[:: -1 if against else 1]
-            at = not against or is_generated(conv, function)
             _check_tells_sizes(conv, function, sizes, names, kwargs, at)
         if ends[0] is not ends[1]:
-            check_ends(conv, function, names, kwargs, edges)
+            check_ends(conv, names, kwargs, edges, at)
         kwargs = _own(kwargs, edges, conv)
     else:  # of HGTConv, which computes with own rows
         num_edges, whole = handle.num_edges, kwargs
@@ -195,7 +195,7 @@ def _call(layer: Layer, conv: MessagePassing, function: str, arguments: tuple[An
         oriented, move = into_own(handle, flip=against)
     if against and size is not None:
         size = tuple(size)[::-1]
-    if against and not is_generated(conv, function):
+    if not at:
         kwargs = {
             name: value[::-1] if isinstance(value, (tuple, list)) and len(value) == 2 else value
             for name, value in kwargs.items()

@@ -23,8 +23,8 @@ _GETTERS: tuple[Any, ...] = (Tensor.shape, Tensor.device, Tensor.dtype, Tensor.n
 _ASKED = {Tensor.size, Tensor.dim, Tensor.numel, *(getter.__get__ for getter in _GETTERS)}
 _ASKED |= {Tensor.requires_grad.__get__}  # type: ignore[attr-defined]
 _RESHAPES = {Tensor.view, Tensor.reshape, Tensor.unsqueeze, Tensor.squeeze, Tensor.flatten}
-_SUMS = {Tensor.sum, torch.sum}
-_PRODUCTS = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul}
+SUMS = {Tensor.sum, torch.sum}
+PRODUCTS = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul}
 
 RowSum = tuple[tuple[int, ...], int]
 """The shape of a row, and which of its dimensions is summed."""
@@ -50,11 +50,11 @@ class _Followed(Tensor):
         first = args[0] if args else None
         if func in _RESHAPES and isinstance(first, cls):
             return first, first.factor, first.summed
-        if func in _SUMS and isinstance(first, cls):
+        if func in SUMS and isinstance(first, cls):
             dim = _summed_dim(*args, **kwargs)
             if dim is not None:
                 return first, first.factor, (tuple(first.shape[1:]), dim)
-        if func in _PRODUCTS and len(args) == 2 and not kwargs:
+        if func in PRODUCTS and len(args) == 2 and not kwargs:
             rows, factor = args if isinstance(first, cls) else args[::-1]
             is_known = isinstance(factor, Tensor) and not isinstance(factor, _Followed)
             if is_known and isinstance(rows, cls) and rows.factor is None:
@@ -87,7 +87,7 @@ class StandIn(_Followed):
             rows, factor, summed = found
             if func in _RESHAPES:
                 return _noted(func(*args, **kwargs), factor, summed)
-            if func in _SUMS:
+            if func in SUMS:
                 return _noted(rows.select(summed[1] + 1, 0), factor, summed)
             return _noted(rows.view(rows.shape), factor, summed)
 

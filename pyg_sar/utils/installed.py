@@ -93,7 +93,8 @@ def loops(dtype: str = 'float32') -> ModuleType | None:
     Also None where numba may not compile (its variable ``NUMBA_DISABLE_JIT``) or cannot, such as
     where it does not fit the installed numpy; then with a warning. The first call loads the loops
     for rows of `dtype`, which takes half a second and 20 MiB; the first on this machine compiles
-    them for some seconds, for all processes. Loops for other rows are compiled at their first call.
+    them for some seconds, for all processes. Loops for other rows, and other numbers of
+    heads, are compiled at their first call.
     """
     if os.environ.get('NUMBA_DISABLE_JIT', '0') not in ('', '0'):
         return None
