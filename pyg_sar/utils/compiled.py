@@ -48,6 +48,13 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
 U = np.uintp
 """An index: a signed one may count from the end, and such loops do not vectorise."""
 
-LINE_BYTES = U(64)
+_LINE_BYTES = U(64)
 ROWS_AHEAD = U(24)
 """So many narrow rows ahead are asked for."""
+
+
+@compiled
+def prefetch_row(rows: Any, first: Any, width: Any) -> None:
+    """Asks for all cache lines of ``rows[first : first + width]``, as :func:`prefetch`."""
+    for c in range(U(0), width, _LINE_BYTES // U(rows.itemsize)):
+        prefetch(rows, first + c)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyg_sar.utils.compiled import LINE_BYTES as _LINE_BYTES
 from pyg_sar.utils.compiled import ROWS_AHEAD as _ROWS_AHEAD
 from pyg_sar.utils.compiled import U as _U
-from pyg_sar.utils.compiled import compiled, prefetch
+from pyg_sar.utils.compiled import compiled, prefetch, prefetch_row
 
 
 @compiled
@@ -36,14 +35,12 @@ def leaky_dots(
     """
     heads, channels = _U(heads), _U(channels)
     width, stop = heads * channels, _U(ptr[_U(end)])
-    num_rows, line = _U(source.size) // width, _LINE_BYTES // _U(source.itemsize)
+    num_rows = _U(source.size) // width
     for segment in range(_U(start), _U(end)):
         row = _U(keys[segment]) if keys.size else segment
         for k in range(_U(ptr[segment]), _U(ptr[segment + _U(1)])):
             if k + _ROWS_AHEAD < stop:
-                later = _U(columns[k + _ROWS_AHEAD]) * width
-                for c in range(_U(0), width, line):
-                    prefetch(source, later + c)
+                prefetch_row(source, _U(columns[k + _ROWS_AHEAD]) * width, width)
             if _U(columns[k]) >= num_rows:
                 return False
             of, edge = _U(columns[k]) * width, (_U(perm[k]) if perm.size else k) * heads
@@ -85,14 +82,11 @@ def gradients_of_leaky_dots(
     """
     heads, channels = _U(heads), _U(channels)
     width, stop = heads * channels, _U(ptr[_U(end)])
-    line = _LINE_BYTES // _U(others.itemsize)
     for segment in range(_U(start), _U(end)):
         to = (_U(keys[segment]) if keys.size else segment) * width
         for k in range(_U(ptr[segment]), _U(ptr[segment + _U(1)])):
             if k + _ROWS_AHEAD < stop:
-                later = _U(columns[k + _ROWS_AHEAD]) * width
-                for c in range(_U(0), width, line):
-                    prefetch(others, later + c)
+                prefetch_row(others, _U(columns[k + _ROWS_AHEAD]) * width, width)
                 if perm.size:
                     prefetch(gradients, _U(perm[k + _ROWS_AHEAD]) * heads)
             of, edge = _U(columns[k]) * width, (_U(perm[k]) if perm.size else k) * heads

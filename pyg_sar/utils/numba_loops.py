@@ -15,10 +15,9 @@ import numpy as np
 
 from pyg_sar.utils.attention_loops import attention_weights as attention_weights
 from pyg_sar.utils.attention_loops import gradients_of_scores as gradients_of_scores
-from pyg_sar.utils.compiled import LINE_BYTES as _LINE_BYTES
 from pyg_sar.utils.compiled import ROWS_AHEAD as _ROWS_AHEAD
 from pyg_sar.utils.compiled import U as _U
-from pyg_sar.utils.compiled import compiled, prefetch
+from pyg_sar.utils.compiled import compiled, prefetch, prefetch_row
 from pyg_sar.utils.dotted_loops import gradients_of_leaky_dots as gradients_of_leaky_dots
 from pyg_sar.utils.dotted_loops import leaky_dots as leaky_dots
 
@@ -57,27 +56,24 @@ def sums_and_dots(
     """
     heads, channels = _U(heads), _U(channels)
     width = heads * channels
-    num_rows, line = _U(values.size) // width, _LINE_BYTES // _U(values.itemsize)
+    num_rows = _U(values.size) // width
     ahead = max(_U(2), min(_AHEAD_BYTES // (width * _U(values.itemsize)), _U(32)))
     last = _U(ptr[_U(end)])
     for segment in range(_U(start), _U(end)):
         row = (_U(keys[segment]) if keys.size else segment) * width
         if keys.size and segment + _SEGMENTS_AHEAD < _U(end):  # rows that do not follow each other
             offset = _U(keys[segment + _SEGMENTS_AHEAD]) * width
-            for c in range(_U(0), width, line):
-                if out is not None:
-                    prefetch(out, offset + c)
-                if dots is not None:
-                    prefetch(own, offset + c)
+            if out is not None:
+                prefetch_row(out, offset, width)
+            if dots is not None:
+                prefetch_row(own, offset, width)
         if out is not None and replace:
             for c in range(width):
                 out[row + c] = 0
         for k in range(_U(ptr[segment]), _U(ptr[segment + _U(1)])):
             later = k + ahead
             if later < last:
-                offset = _U(columns[later]) * width
-                for c in range(_U(0), width, line):
-                    prefetch(values, offset + c)
+                prefetch_row(values, _U(columns[later]) * width, width)
                 if perm.size:
                     offset = _U(perm[later]) * heads
                     if out is not None:
@@ -123,12 +119,9 @@ def add_rows(target: Any, index: Any, rows: Any, width: Any) -> bool:
     """``target[index[k]] += rows[k]``, one after another; otherwise as :func:`read_rows`."""
     width = _U(width)
     num_rows, last = _U(target.size) // width, _U(index.size)
-    line = _LINE_BYTES // _U(target.itemsize)
     for k in range(last):
         if k + _ROWS_AHEAD < last:
-            later = _U(index[k + _ROWS_AHEAD]) * width
-            for c in range(_U(0), width, line):
-                prefetch(target, later + c)
+            prefetch_row(target, _U(index[k + _ROWS_AHEAD]) * width, width)
         row = _U(index[k])
         if row >= num_rows:
             return False
@@ -141,14 +134,13 @@ def add_rows(target: Any, index: Any, rows: Any, width: Any) -> bool:
 def copy_rows(out: Any, values: Any, rows: Any, first: Any, step: Any, width: Any) -> None:
     """``out[k] = values[first + step * rows[k]]``, wherever that is a row of `values`."""
     num_rows, last = np.int64(values.size // width), _U(rows.size)
-    width, line = _U(width), _LINE_BYTES // _U(values.itemsize)
+    width = _U(width)
     ahead = max(_U(2), min(_COPIED_AHEAD_BYTES // (width * _U(values.itemsize)), _ROWS_AHEAD))
     for k in range(last):
         if k + ahead < last:
             later = first + step * rows[k + ahead]
             if 0 <= later < num_rows:
-                for c in range(_U(0), width, line):
-                    prefetch(values, _U(later) * width + c)
+                prefetch_row(values, _U(later) * width, width)
         row = first + step * rows[k]
         if 0 <= row < num_rows:
             for c in range(width):
