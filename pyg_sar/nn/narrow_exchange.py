@@ -175,7 +175,8 @@ def rows_through(conv: Any, layer: Any, pair: Any, x: Tensor) -> Tensor:
     # but if the layer of own rows keeps the same ones, as in plain PyG.
     root = getattr(conv, _LAYERS[_forward(conv)][1], None)
     learns = torch.is_grad_enabled() and layer.weight.requires_grad
-    is_kept = root is not None and root.weight.requires_grad and _are_one(pair)
+    # A weight that is computed anew at every read is read by its layer alone.
+    is_kept = is_plain_layer(root) and root.weight.requires_grad and _are_one(pair)
     if learns and not is_kept:
         x = kept_copy(x)
     return linear(x, for_rows(layer.weight))

@@ -81,10 +81,20 @@ def _hooked(register: str, *, of_layer: bool = False) -> SAGEConv:
     return conv
 
 
-def _with_layer(make: Callable[[torch.nn.Module], torch.nn.Module]) -> SAGEConv:
+def _with_layer(
+    make: Callable[[torch.nn.Module], torch.nn.Module], name: str = 'lin_l'
+) -> SAGEConv:
     conv = SAGEConv(IN, OUT)
-    conv.lin_l = make(conv.lin_l)
+    setattr(conv, name, make(getattr(conv, name)))
     return conv
+
+
+def _normed(layer: torch.nn.Module) -> torch.nn.Module:
+    """Every read of its weight changes the next one's."""
+    layer = spectral_norm(layer)
+    with torch.no_grad():
+        layer.parametrizations['weight'].original[0] *= 3
+    return layer
 
 
 WIDE, NARROW = (IN, IN), (OUT, OUT)
@@ -106,6 +116,7 @@ CONVS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, int] | None]] =
     'own message': (lambda: OwnMessage(IN, OUT), None),
     'own layer': (lambda: _with_layer(lambda _: Doubles(IN, OUT)), WIDE),
     'spectral norm': (lambda: _with_layer(spectral_norm), WIDE),
+    'spectral norm of own rows': (lambda: _with_layer(_normed, 'lin_r'), NARROW),
     'propagate hook': (lambda: _hooked('register_propagate_forward_hook'), WIDE),
     'aggregate hook': (lambda: _hooked('register_aggregate_forward_hook'), WIDE),
     'layer hook': (lambda: _hooked('register_forward_hook', of_layer=True), WIDE),
@@ -128,7 +139,7 @@ def _run(data: Any, wrap: Wrap, mode: str) -> dict[str, Any]:
     found = {}
     for name, (make, _) in CONVS.items():
         torch.manual_seed(3)
-        plain = make().double().eval()  # spectral norm iterates in training
+        plain = make().double()
         # Every halo row travels, so that columns can be counted.
         options = {} if mode == 'one_shot' else {'partial_sums': False}
         conv = plain if wrap is itself else wrapped(plain, mode=mode, **options)
