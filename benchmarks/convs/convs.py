@@ -1,27 +1,36 @@
-"""One natural configuration of every conv of PyG, 64 to 64 channels, and the graphs they run on."""
+"""The first case that tests/cases has of every conv, 64 to 64 channels, and the graphs they run on.
+
+The convs of `_OTHERS` have another case, other arguments or another call.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT / folder) for folder in ('benchmarks', 'tests', 'tests/cases')]
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from cached_graphs import CACHE, SEED, load_graph  # noqa: E402
+from conv_calls import WEIGHT  # noqa: E402
+from conv_case import X_AND_EDGES, Call, Case, Inputs  # noqa: E402
+from conv_cases import CASES, OF_CONVS  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 from torch_geometric.data import Data, HeteroData  # noqa: E402
-from torch_geometric.nn import conv as c  # noqa: E402
+from torch_geometric.nn import GCNConv, SAGEConv  # noqa: E402
 
 import pyg_sar  # noqa: E402
 
 WIDTH, HEADS, RELATIONS, EDGE_WIDTH, NODES_OF_HYPEREDGE = 64, 4, 8, 8, 8
 SHARE = WIDTH // HEADS
+NODE_TYPES = ['a', 'b']
+EDGE_TYPES = [(NODE_TYPES[i // 4], f'r{i % 2}', NODE_TYPES[i // 2 % 2]) for i in range(RELATIONS)]
 WITHOUT_KERNELS = {'SplineConv': 'its kernels are those of pyg-lib'}
 """Convs that are not measured."""
 
@@ -30,14 +39,14 @@ def graph(name: str, kind: str) -> Data | HeteroData:
     """The graph `name` of ``cached_graphs`` with features, for one `kind` of convs.
 
     ``'plain'``: edge features, weights and relations, types and places of nodes; ``'hetero'``: two
-    types of nodes and eight of edges; ``'hyper'``: nodes in hyperedges.
+    types of nodes and eight of edges; ``'hypergraph'``: nodes in hyperedges.
     """
     data = load_graph(name)
     generator = torch.Generator().manual_seed(SEED)
     num_nodes, num_edges = data.num_nodes, data.num_edges
     x = torch.randn(num_nodes, WIDTH, generator=generator)
     edge_index = data.edge_index
-    if kind == 'hyper':
+    if kind == 'hypergraph':
         num_hyperedges = num_nodes // NODES_OF_HYPEREDGE
         incidence = torch.stack([edge_index[0], edge_index[1] % num_hyperedges]).unique(dim=1)
         hyper = HeteroData()
@@ -51,9 +60,7 @@ def graph(name: str, kind: str) -> Data | HeteroData:
         either = torch.randint(2, (num_edges,), generator=generator)
         plain = Data(x=x, edge_index=edge_index, node_type=node_type, num_nodes=num_nodes)
         plain.edge_type = 4 * src + 2 * dst + either
-        names = ['ab'[i // 4] + f'r{i % 2}' + 'ab'[i // 2 % 2] for i in range(RELATIONS)]
-        types = [(name[0], name[1:3], name[3]) for name in names]
-        return plain.to_heterogeneous(node_type_names=['a', 'b'], edge_type_names=types)
+        return plain.to_heterogeneous(node_type_names=NODE_TYPES, edge_type_names=EDGE_TYPES)
     return Data(
         x=x,
         edge_index=edge_index,
@@ -83,155 +90,84 @@ def cut(name: str, kind: str, num_parts: int) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Conv:
-    """How a conv is made, and how it is called with x and the graph."""
+class Given(Inputs):
+    """Attributes of a graph, of which only the features of nodes take a gradient."""
 
-    make: Callable[[Any], torch.nn.Module]
-    call: Callable[[torch.nn.Module, Any, Any], Any]
-    kind: str = 'plain'
-
-    def x(self, data: Any) -> Any:
-        """A leaf with the features of the nodes, or one for every type of them."""
-        if self.kind == 'hetero':
-            return {name: _leaf(data[name].x) for name in data.node_types}
-        return _leaf(data['node'].x if self.kind == 'hyper' else data.x)
-
-
-def _leaf(x: Any) -> Any:
-    return x.detach().clone().requires_grad_()
-
-
-def _with(*names: str) -> Callable[[torch.nn.Module, Any, Any], Any]:
-    return lambda m, x, d: m(x, d.edge_index, **{name: d[name] for name in names})
-
-
-def _dicts(module: torch.nn.Module, x: Any, data: Any) -> Any:
-    return module(x, {name: data[name].edge_index for name in data.edge_types})
-
-
-def _signed(module: torch.nn.Module, x: Any, data: Any) -> Any:
-    is_positive = data.edge_type < RELATIONS // 2
-    return module(x, data.edge_index[:, is_positive], data.edge_index[:, ~is_positive])
-
-
-def _incidence(module: torch.nn.Module, x: Any, data: Any) -> Any:
-    edge_index = data['node', 'in', 'hyperedge'].edge_index
-    return module(x, edge_index, num_edges=data['hyperedge'].num_nodes)
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name == 'x' else getattr(self.constant, name)
 
 
 def _mlp(num_in: int, num_out: int = WIDTH) -> torch.nn.Module:
     return Sequential(Linear(num_in, WIDTH), ReLU(), Linear(WIDTH, num_out))
 
 
-DEGREES = torch.arange(64, 0, -1)
-"""Number of nodes by in-degree, the same on all ranks."""
-
-_X, _W, _A, _T = _with(), _with('edge_weight'), _with('edge_attr'), _with('edge_type')
-_POINTS = 3
+def _of_constant(module: torch.nn.Module, d: Inputs) -> Any:
+    return module(d.x, d.constant.x, d.edge_index)
 
 
-def _of(make: Callable[[], torch.nn.Module], call: Any = _X, kind: str = 'plain') -> Conv:
-    return Conv(lambda _: make(), call, kind)
+def _signed(module: torch.nn.Module, d: Inputs) -> Any:
+    is_positive = d.edge_type < RELATIONS // 2
+    return module(d.x, d.edge_index[:, is_positive], d.edge_index[:, ~is_positive])
 
 
-def _pna() -> torch.nn.Module:
-    aggregators = ['mean', 'min', 'max', 'std']
-    scalers = ['identity', 'amplification', 'attenuation']
-    return c.PNAConv(WIDTH, WIDTH, aggregators, scalers, DEGREES, towers=HEADS, divide_input=True)
-
-
-def _rgat() -> torch.nn.Module:
-    conv = c.RGATConv(WIDTH, SHARE, RELATIONS, heads=HEADS)
-    with torch.no_grad():
-        for parameter in (conv.l2, conv.b2):  # PyG leaves them uninitialised
-            parameter.fill_(1)
-    return conv
-
-
-def _hetero_sages(data: Any) -> torch.nn.Module:
-    return c.HeteroConv({name: c.SAGEConv((WIDTH, WIDTH), WIDTH) for name in data.edge_types})
-
-
-CONVS: dict[str, Conv] = {
-    'AGNNConv': _of(lambda: c.AGNNConv()),
-    'APPNP': _of(lambda: c.APPNP(3, 0.1)),
-    'ARMAConv': _of(lambda: c.ARMAConv(WIDTH, WIDTH)),
-    'AntiSymmetricConv': _of(lambda: c.AntiSymmetricConv(WIDTH)),
-    'CGConv': _of(lambda: c.CGConv(WIDTH, EDGE_WIDTH), _A),
-    'ChebConv': _of(lambda: c.ChebConv(WIDTH, WIDTH, 3)),
-    'ClusterGCNConv': _of(lambda: c.ClusterGCNConv(WIDTH, WIDTH, 0.3)),
-    'DNAConv': _of(
-        lambda: c.DNAConv(WIDTH, heads=HEADS),
-        lambda m, x, d: m(torch.stack([x, x.relu()], dim=1), d.edge_index),
-    ),
-    'DirGNNConv': _of(lambda: c.DirGNNConv(c.GCNConv(WIDTH, WIDTH))),
-    'EGConv': _of(lambda: c.EGConv(WIDTH, WIDTH, num_heads=HEADS)),
-    'EdgeConv': _of(lambda: c.EdgeConv(_mlp(2 * WIDTH))),
-    'FAConv': _of(lambda: c.FAConv(WIDTH), lambda m, x, d: m(x, d.x, d.edge_index)),
-    'FastRGCNConv': _of(lambda: c.FastRGCNConv(WIDTH, WIDTH, RELATIONS, num_blocks=16), _T),
-    'FeaStConv': _of(lambda: c.FeaStConv(WIDTH, WIDTH, HEADS)),
-    'FiLMConv': _of(lambda: c.FiLMConv(WIDTH, WIDTH, RELATIONS), _T),
-    'GATConv': _of(lambda: c.GATConv(WIDTH, SHARE, HEADS)),
-    'GATv2Conv': _of(lambda: c.GATv2Conv(WIDTH, SHARE, HEADS)),
-    'GCN2Conv': _of(
-        lambda: c.GCN2Conv(WIDTH, 0.1, 0.5, 1), lambda m, x, d: m(x, d.x, d.edge_index)
-    ),
-    'GCNConv': _of(lambda: c.GCNConv(WIDTH, WIDTH)),
-    'GENConv': _of(lambda: c.GENConv(WIDTH, WIDTH)),
-    'GINConv': _of(lambda: c.GINConv(_mlp(WIDTH))),
-    'GINEConv': _of(lambda: c.GINEConv(_mlp(WIDTH), edge_dim=EDGE_WIDTH), _A),
-    'GMMConv': _of(lambda: c.GMMConv(WIDTH, WIDTH, EDGE_WIDTH, 3), _A),
-    'GPSConv': _of(
-        lambda: c.GPSConv(WIDTH, c.GCNConv(WIDTH, WIDTH), HEADS, attn_type='performer'),
-        lambda m, x, d: m(x, d.edge_index),
-    ),
-    'GatedGraphConv': _of(lambda: c.GatedGraphConv(WIDTH, 2)),
-    'GeneralConv': _of(
-        lambda: c.GeneralConv(WIDTH, WIDTH, EDGE_WIDTH, attention=True, heads=HEADS), _A
-    ),
-    'GraphConv': _of(lambda: c.GraphConv(WIDTH, WIDTH), _W),
-    'HANConv': Conv(lambda d: c.HANConv(WIDTH, WIDTH, d.metadata(), HEADS), _dicts, 'hetero'),
-    'HEATConv': _of(
-        lambda: c.HEATConv(WIDTH, SHARE, 2, RELATIONS, 8, EDGE_WIDTH, 8, heads=HEADS),
-        _with('node_type', 'edge_type', 'edge_attr'),
-    ),
-    'HGTConv': Conv(lambda d: c.HGTConv(WIDTH, WIDTH, d.metadata(), HEADS), _dicts, 'hetero'),
-    'HeteroConv': Conv(_hetero_sages, _dicts, 'hetero'),
-    'HypergraphConv': _of(lambda: c.HypergraphConv(WIDTH, WIDTH), _incidence, 'hyper'),
-    'LEConv': _of(lambda: c.LEConv(WIDTH, WIDTH)),
-    'LGConv': _of(lambda: c.LGConv()),
-    'MFConv': _of(lambda: c.MFConv(WIDTH, WIDTH)),
-    'MixHopConv': _of(lambda: c.MixHopConv(WIDTH, WIDTH)),
-    'NNConv': _of(lambda: c.NNConv(WIDTH, WIDTH, _mlp(EDGE_WIDTH, WIDTH * WIDTH)), _A),
-    'PDNConv': _of(lambda: c.PDNConv(WIDTH, WIDTH, EDGE_WIDTH, WIDTH), _A),
-    'PNAConv': _of(_pna),
-    'PPFConv': _of(
-        lambda: c.PPFConv(_mlp(WIDTH + 4), _mlp(WIDTH)),
-        lambda m, x, d: m(x, d.pos, d.normal, d.edge_index),
-    ),
-    'PointGNNConv': _of(
-        lambda: c.PointGNNConv(_mlp(WIDTH, _POINTS), _mlp(WIDTH + _POINTS), _mlp(WIDTH)),
-        lambda m, x, d: m(x, d.pos, d.edge_index),
-    ),
-    'PointNetConv': _of(
-        lambda: c.PointNetConv(_mlp(WIDTH + _POINTS), _mlp(WIDTH)),
-        lambda m, x, d: m(x, d.pos, d.edge_index),
-    ),
-    'PointTransformerConv': _of(
-        lambda: c.PointTransformerConv(WIDTH, WIDTH), lambda m, x, d: m(x, d.pos, d.edge_index)
-    ),
-    'RGATConv': _of(_rgat, _T),
-    'RGCNConv': _of(lambda: c.RGCNConv(WIDTH, WIDTH, RELATIONS), _T),
-    'ResGatedGraphConv': _of(lambda: c.ResGatedGraphConv(WIDTH, WIDTH)),
-    'SAGEConv': _of(lambda: c.SAGEConv(WIDTH, WIDTH)),
-    'SAGEConv, max': _of(lambda: c.SAGEConv(WIDTH, WIDTH, 'max')),
-    'SGConv': _of(lambda: c.SGConv(WIDTH, WIDTH, 2)),
-    'SSGConv': _of(lambda: c.SSGConv(WIDTH, WIDTH, 0.1, 2)),
-    'SignedConv': _of(lambda: c.SignedConv(WIDTH, WIDTH, True), _signed),
-    'SimpleConv': _of(lambda: c.SimpleConv()),
-    'SuperGATConv': _of(lambda: c.SuperGATConv(WIDTH, SHARE, HEADS).eval()),
-    'TAGConv': _of(lambda: c.TAGConv(WIDTH, WIDTH)),
-    'TransformerConv': _of(lambda: c.TransformerConv(WIDTH, SHARE, HEADS)),
-    'WLConvContinuous': _of(lambda: c.WLConvContinuous()),
+_SIZES = {
+    **dict.fromkeys(('in_channels', 'out_channels', 'channels', 'hidden_channels'), WIDTH),
+    **dict.fromkeys(('dim', 'edge_dim', 'in_edge_channels'), EDGE_WIDTH),
+    **dict.fromkeys(('edge_type_emb_dim', 'edge_attr_emb_dim'), EDGE_WIDTH),
+    **dict.fromkeys(('num_relations', 'num_edge_types'), RELATIONS),
+    **{'num_node_types': 2, 'heads': HEADS, 'metadata': (NODE_TYPES, EDGE_TYPES)},
 }
+"""By the names of PyG's arguments, for a case that gives them."""
+
+
+def _sized(name: str, call: Call | None = None, /, **more: Any) -> Case:
+    """A case of tests/cases at these sizes, called as there by default, with `more` arguments."""
+    case = CASES[name]
+    return replace(case, make=partial(case.make, _SIZES, **more), call=call or case.call)
+
+
+_OTHERS = [
+    _sized('CGConv: edge features'),
+    _sized('ChebConv: K=1', K=3),
+    _sized('DNAConv: 2 heads', lambda m, d: m(torch.stack([d.x, d.x.relu()], 1), d.edge_index)),
+    _sized('DirGNNConv: GCN', conv=GCNConv(WIDTH, WIDTH)),
+    _sized('EGConv: symnorm', num_heads=HEADS),
+    _sized('EdgeConv: aggr=max', nn=_mlp(2 * WIDTH)),
+    _sized('FAConv: normalized', _of_constant),
+    _sized('FastRGCNConv: blocks', num_blocks=16),
+    _sized('FiLMConv: 3 relations'),
+    _sized('GATConv: one head', out_channels=SHARE, heads=HEADS),
+    _sized('GATv2Conv: 3 heads', out_channels=SHARE),
+    _sized('GCN2Conv: theta', _of_constant),
+    _sized('GINConv: eps', nn=_mlp(WIDTH), eps=0.0),
+    _sized('GINEConv: edge features', nn=_mlp(WIDTH)),
+    _sized('GMMConv: default', kernel_size=3),
+    _sized('GPSConv: GCN', conv=GCNConv(WIDTH, WIDTH), attn_type='performer'),
+    _sized('GeneralConv: additive attention'),
+    _sized('GraphConv: add', WEIGHT),
+    _sized('HEATConv: concat', out_channels=SHARE),
+    _sized('HeteroConv: SAGE, sum', convs={t: SAGEConv((WIDTH, WIDTH), WIDTH) for t in EDGE_TYPES}),
+    _sized('NNConv: add', nn=_mlp(EDGE_WIDTH, WIDTH * WIDTH)),
+    _sized(
+        'PNAConv: mean, sum',
+        X_AND_EDGES,
+        aggregators=['mean', 'min', 'max', 'std'],
+        scalers=['identity', 'amplification', 'attenuation'],
+        deg=torch.arange(64, 0, -1),
+        edge_dim=None,
+        towers=HEADS,
+        divide_input=True,
+    ),
+    _sized('PPFConv: self loops', local_nn=_mlp(WIDTH + 4), global_nn=_mlp(WIDTH)),
+    _sized('PointGNNConv: default', mlp_h=_mlp(WIDTH, 3), mlp_f=_mlp(WIDTH + 3), mlp_g=_mlp(WIDTH)),
+    _sized('PointNetConv: self loops', local_nn=_mlp(WIDTH + 3), global_nn=_mlp(WIDTH)),
+    _sized('RGATConv: additive', out_channels=SHARE),
+    _sized('SAGEConv: aggr=mean'),
+    _sized('SignedConv: first', _signed),
+    _sized('SuperGATConv: MX, eval', out_channels=SHARE),
+    _sized('TransformerConv: 2 heads', out_channels=SHARE),
+]
+_NAMED = {case.conv: case for case in (*map(_sized, OF_CONVS), *_OTHERS)}
+_NAMED['SAGEConv, max'] = _sized('SAGEConv: aggr=max')
+_LEFT_OUT = {'MessagePassing', *WITHOUT_KERNELS}
+CONVS = {name: case for name, case in sorted(_NAMED.items()) if name not in _LEFT_OUT}

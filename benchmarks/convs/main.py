@@ -20,7 +20,7 @@ os.environ.setdefault('GOMP_SPINCOUNT', '10000')
 
 import torch  # noqa: E402
 from cached_graphs import TINY, read_all  # noqa: E402
-from convs import CONVS, WITHOUT_KERNELS, cut, graph_file  # noqa: E402
+from convs import CONVS, WITHOUT_KERNELS, Given, cut, graph_file  # noqa: E402
 from measured_training import num_cores  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
 from process_memory import PeakMemory  # noqa: E402
@@ -54,15 +54,17 @@ def layers(
     read, result = {}, dict[str, Any]()
     for name in convs:
         conv = CONVS[name]
-        if conv.kind not in read:
-            read[conv.kind] = _read(sources[conv.kind], is_plain)
-        data = read[conv.kind]
+        if conv.graph not in read:
+            read[conv.graph] = _read(sources[conv.graph], is_plain)
+        data = read[conv.graph]
         torch.manual_seed(0)
-        module = conv.make(data)
+        module = conv.make()
+        if name == 'RGATConv':
+            torch.nn.init.ones_(module.l2)  # PyG leaves it uninitialised
         if not is_plain:
             module = pyg_sar.DistributedDataParallel(module)
-        x = conv.x(data)
-        leaves = list(x.values()) if isinstance(x, dict) else [x]
+        inputs = Given(data)
+        leaves = [inputs.x] if conv.graph == 'plain' else [inputs.of(t).x for t in data.x_dict]
         out = None
         for number in range(rounds):
             yield result
@@ -73,7 +75,7 @@ def layers(
                 leaf.grad = None
             start, cpu_start = time.perf_counter(), time.process_time()
             try:
-                out = conv.call(module, x, data)
+                out = conv.call(module, inputs)
                 _squares(out).backward()
             except RuntimeError as error:
                 if "can't allocate memory" not in str(error):
@@ -109,7 +111,7 @@ def _squares(out: Any) -> Tensor:
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Of every conv, plain PyG, one process and several in turn."""
-    kinds = {CONVS[conv].kind for conv in args.convs}
+    kinds = {CONVS[conv].graph for conv in args.convs}
     plain = {
         'sources': {kind: str(graph_file(args.graph, kind)) for kind in kinds},
         'threads': num_cores(),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class Inputs:
 
     def of(self, *store: str) -> Inputs:
         """The attributes of a node type, or of an edge type."""
-        return Inputs(self.data, store[0] if len(store) == 1 else store, self.leaves)
+        return type(self)(self.data, store[0] if len(store) == 1 else store, self.leaves)
 
     @property
     def constant(self) -> Any:
@@ -87,7 +88,7 @@ class Case:
 
     conv: str
     config: str
-    make: Callable[[], torch.nn.Module]
+    make: Callable[..., torch.nn.Module]
     call: Call = X_AND_EDGES
     graph: str = 'plain'
     during: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -109,10 +110,15 @@ def case(
     during: Callable[[], AbstractContextManager[Any]] = nullcontext,
     **kwargs: Any,
 ) -> Case:
-    """A case of a conv of PyG that is made of copies of these arguments."""
+    """A case of a conv of PyG that is made of copies of these arguments.
 
-    def make() -> torch.nn.Module:
-        own_args, own_kwargs = copy.deepcopy((args, kwargs))
+    Its `make` takes others by name: `sizes` only in the place of those given here, and `more`.
+    """
+
+    def make(sizes: Mapping[str, Any] = {}, /, **more: Any) -> torch.nn.Module:
+        given = inspect.signature(getattr(conv, name)).bind(*args, **kwargs)
+        given.arguments |= {key: sizes[key] for key in given.arguments if key in sizes} | more
+        own_args, own_kwargs = copy.deepcopy((given.args, given.kwargs))
         return getattr(conv, name)(*own_args, **own_kwargs)
 
     return Case(name, config, make, call, graph, during)
@@ -124,7 +130,7 @@ def of(name: str, /, *args: Any, **options: Any) -> Callable[..., Case]:
 
 
 def in_eval(case: Case) -> Case:
-    return replace(case, make=lambda: case.make().eval())
+    return replace(case, make=lambda *args, **kwargs: case.make(*args, **kwargs).eval())
 
 
 def bare(name: str, *args: Any, **kwargs: Any) -> Case:

@@ -39,7 +39,7 @@ dictionary, edges by place."""
 EXACT = [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN]
 
 OF_CONVS = list({CASES[name].conv: name for name in reversed(EXACT)}.values())
-"""A case of every conv."""
+"""The first case of every conv, which benchmarks/convs measures."""
 
 READ_ROWS_IN_FORWARD = {
     'HypergraphConv: attention over hyperedges',
