@@ -60,6 +60,8 @@ class Averager:
         self._gathered: set[Tensor] = set()
         self._asked: dict[Tensor, Tensor] = {}  # gradients for autograd.grad's caller
         self._accumulating = -1  # autograd's number of the backward that adds to ``.grad``
+        # The ids of the parameters of its model in the backward of this number.
+        self.known, self.known_in = set[int](), -1
 
     def watch(self, tensors: Iterable[Tensor]) -> None:
         """Notes gradients of parameters from now on; lazy ones have none yet."""
@@ -78,6 +80,22 @@ class Averager:
             _put_first(cast(Any, p._backward_hooks), handle.id)
             self._watched.append(ref(p))
 
+    def owner(self) -> object:
+        """What must not go while a backward runs that has come to it."""
+        return None
+
+    def has(self, p: Tensor) -> bool:
+        """Whether it averages the gradients of a parameter that it watches."""
+        return True
+
+    def take(self, p: Tensor) -> None:
+        """Takes a parameter over, in a backward, from a model that is gone or has it no more."""
+        self._watched.append(ref(p))
+        backward = RUNNING.get(current())
+        if backward is not None and self in backward.models:
+            self._learning.append(p)
+            backward.add([p])
+
     def is_of_batches(self) -> bool:
         """Whether gradients of the backward that runs are those of batches."""
         return False
@@ -92,6 +110,7 @@ class Averager:
         backward = started()
         if self not in backward.models:
             self._learning = [p for p in self.parameters() if p.requires_grad]
+            backward.held.append(self.owner())
             is_whole = not (self.accumulates or self.is_of_batches())
             others = (p for p in self._learning if p is not at and not isinstance(p, Rows))
             backward.enter(self, self._learning, others if is_whole else ())
@@ -199,9 +218,12 @@ def average_gradients(tensors: Iterable[Tensor]) -> None:
     learning = [tensor for tensor in tensors if tensor.requires_grad]
     for tensor in () if is_averaged(*learning) else learning:
         if tensor.is_leaf and not (isinstance(tensor, Rows) or is_averaged(tensor)):
-            comm = current()
-            averager = _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
-            averager.watch([tensor])
+            _outside_of_models().watch([tensor])
+
+
+def _outside_of_models() -> Averager:
+    comm = current()
+    return _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
 
 
 _of_comm: WeakKeyDictionary[Comm, Averager] = WeakKeyDictionary()
@@ -218,11 +240,17 @@ class Arrival:
     def __call__(self, grad: Tensor) -> Tensor | None:
         """Notes the gradient; returns that of all ranks where somebody reads it at once."""
         averager, p = self.averager(), self._parameter()
-        if averager is None or not averager.is_alive or p is None:
+        if p is None:
+            return None
+        task = torch._C._current_graph_task_id()
+        is_known = averager is not None and averager.known_in == task and id(p) in averager.known
+        if not is_known and (averager is None or not averager.has(p)):
+            averager = self._handed_over(p)
+        if averager is None:
             return None
         if chosen.value is not None:
             check_own(p)
-        if averager._accumulating != torch._C._current_graph_task_id():
+        if averager._accumulating != task:
             asked = averager.note(p, grad)
             if asked is not None:
                 return asked
@@ -232,6 +260,18 @@ class Arrival:
         hooks = (p._backward_hooks or {}).values()
         with in_hook(*(h for h in hooks if not type(h).__module__.startswith(OURS))):
             return mean_of_ranks(grad)  # for the user's hooks; the mean of that is itself
+
+    def _handed_over(self, p: Tensor) -> Averager | None:
+        """Who averages the gradients of a parameter that its model has lost, if no other hook."""
+        hooks = [hook for hook in (p._backward_hooks or {}).values() if isinstance(hook, Arrival)]
+        others = [hook.averager() for hook in hooks if hook is not self]
+        # A copy of a hook is that of a copy.
+        if self not in hooks or any(other is not None and other.has(p) for other in others):
+            return None
+        averager = _outside_of_models()
+        self.averager = ref(averager)
+        averager.take(p)
+        return averager
 
 
 def _averages(averager: Averager, p: Tensor) -> bool:

@@ -129,6 +129,18 @@ class Gradients(Averager):
             self._forwards.add(words)
             await_backward(self)
 
+    def owner(self) -> object:
+        """See :meth:`Averager.owner`: the model, which a checkpoint may hold last."""
+        return self.model()
+
+    def has(self, p: Tensor) -> bool:
+        """See :meth:`Averager.has`; a program may have taken it out of the model."""
+        model, task = self.model(), torch._C._current_graph_task_id()
+        if self.known_in != task:
+            self.known = set() if model is None else {*map(id, model.parameters())}
+            self.known_in = task
+        return id(p) in self.known
+
     def is_of_batches(self) -> bool:
         """See :meth:`Averager.is_of_batches`."""
         return bool(self._passed - {''})

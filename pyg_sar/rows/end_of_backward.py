@@ -59,6 +59,7 @@ class Backward:
         self.is_over = False  # whether all gradients have come
         self.are_hooked = 0  # on how many ranks users have such hooks, as far as they have told
         self.models: list[Averager] = []  # that :meth:`enter` was called for
+        self.held: list[object] = []  # what lives until the end of the pass
         self._hooks: dict[Tensor, Any] = {}
         self._aside: dict[Tensor, tuple[dict[int, Any], Tensor | None]] = {}  # hooks, .grad before
         self._new: list[Tensor] = []
@@ -75,10 +76,7 @@ class Backward:
         Users' hooks of gradients that are `yet_to_come` are called then.
         """
         self.models.append(model)
-        for p in parameters:
-            if p not in self._hooks:
-                self._hooks[p] = p._post_accumulate_grad_hooks
-                p._post_accumulate_grad_hooks = {0: self._new.append}
+        self.add(parameters)
         for p in yet_to_come:
             hooks = p._backward_hooks or {}
             users = {k: h for k, h in hooks.items() if not type(h).__module__.startswith(OURS)}
@@ -86,6 +84,13 @@ class Backward:
                 self._aside[p] = users, None if p.grad is None else p.grad.clone()
                 for key in users:
                     del hooks[key]
+
+    def add(self, parameters: Iterable[Tensor]) -> None:
+        """Notes new gradients of parameters of one of these models."""
+        for p in parameters:
+            if p not in self._hooks:
+                self._hooks[p] = p._post_accumulate_grad_hooks
+                p._post_accumulate_grad_hooks = {0: self._new.append}
 
     def __call__(self) -> None:
         """The end of the pass: sums gradients over the ranks, and calls the hooks of users."""
@@ -118,7 +123,7 @@ class Backward:
             _check_alike([*whole], called)
 
     def __del__(self) -> None:
-        if self._hooks or self._aside:  # an exception has ended the pass
+        if vars(self).get('_hooks') or vars(self).get('_aside'):  # an exception has ended the pass
             self._give_hooks_back()
 
     def _give_hooks_back(self) -> None:

@@ -159,7 +159,9 @@ def into_plain(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _is_off(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether a dropout drops nothing, and so draws nothing."""
+    """Whether a dropout drops nothing, or an rrelu does not train, and so draws nothing."""
+    if name == 'rrelu':
+        return not argument(args, kwargs, 3, 'training', default=False)
     p = argument(args, kwargs, 1, 'p', default=0.5)
     return 'dropout' in name and (not argument(args, kwargs, 2, 'training', default=True) or p == 0)
 

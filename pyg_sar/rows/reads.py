@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.over_ranks import all_rows, whole
@@ -136,7 +137,10 @@ def _of_memory(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('backward')
 def _backward(func: Any, args: Any, kwargs: Any) -> Any:
-    """``out.backward(gradient)``: every rank starts with the gradient of its own rows."""
+    """``out.backward(gradient)``: every rank starts with the gradient of its own rows.
+
+    No rows are given on: with them rules would be off in the whole backward, and in its hooks.
+    """
     outs = args[0]
     is_one = isinstance(outs, Tensor)
     many = (outs,) if is_one else outs
@@ -144,8 +148,23 @@ def _backward(func: Any, args: Any, kwargs: Any) -> Any:
     grads = grads if isinstance(grads, (tuple, list)) else (grads,) * len(many)
     shares = [_share(func, *pair) for pair in zip(many, grads, strict=True)]
     kwargs = {k: v for k, v in kwargs.items() if k not in ('gradient', 'grad_tensors')}
+    inputs = kwargs.get('inputs')
+    if inputs is not None:
+        inputs = [inputs] if isinstance(inputs, Tensor) else inputs
+        kwargs['inputs'] = [_edge(tensor, is_kept=True) for tensor in inputs]
+    with torch.enable_grad():  # a checkpoint calls it in a backward
+        starts = [*map(plain, many)]
+    func(*(starts[0], shares[0]) if is_one else (starts, shares), *args[2:], **kwargs)
+
+
+def _edge(tensor: Any, *, is_kept: bool = False) -> Any:
+    """What stands for rows among the inputs of a backward, which sets their ``.grad`` if kept."""
+    if not isinstance(tensor, Rows):
+        return tensor
     with plainly():
-        func(outs, shares[0] if is_one else shares, *args[2:], **kwargs)
+        if is_kept and not tensor.is_leaf:
+            tensor.retain_grad()
+        return get_gradient_edge(tensor)
 
 
 def _share(func: Any, out: Tensor, grad: Any) -> Any:
@@ -184,12 +203,17 @@ def _autograd_grad(func: Any, args: Any, kwargs: Any) -> Any:
     for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
         if isinstance(output, Rows):
             refuse(func, 'starts from a plain tensor')
-    with plainly():
-        grads = list(func(*args, **kwargs))
-        for i, (grad, tensor) in enumerate(zip(grads, many, strict=True)):
-            if isinstance(tensor, Rows) and grad is not None:
-                grads[i] = tag(grad, tensor._dim, tensor._sharding)
-        return tuple(grads)
+    kwargs = {k: v for k, v in kwargs.items() if k not in ('inputs', 'outputs')}
+    makes_zeros = kwargs.pop('materialize_grads', False)
+    if makes_zeros:
+        kwargs['allow_unused'] = True
+    grads = list(func(outputs, [*map(_edge, many)], *args[2:], **kwargs))
+    for i, (grad, tensor) in enumerate(zip(grads, many, strict=True)):
+        if grad is None and makes_zeros:
+            grads[i] = torch.zeros_like(tensor)
+        elif isinstance(tensor, Rows) and grad is not None:
+            grads[i] = tag(grad, tensor._dim, tensor._sharding)
+    return tuple(grads)
 
 
 _NO_PLAN = 'would not see the other ranks'

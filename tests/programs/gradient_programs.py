@@ -184,6 +184,66 @@ def reentrant_checkpoint_around(data: Data, ddp: Ddp, x: Tensor) -> list[Module]
     return [first, second]
 
 
+def by_rows_with_hooks(data: Data, ddp: Ddp) -> Results:
+    """A hook of hidden rows sees the whole gradient, however backward is started."""
+    first, second = model_of(ddp, lambda: GCNConv(6, 8)), model_of(ddp, lambda: GCNConv(8, 3))
+    x = data.x.clone().requires_grad_()
+    hidden = first(x, data.edge_index)
+    hidden.register_hook(lambda grad: grad / grad.norm())
+    out = second(checkpoint(torch.relu, hidden, use_reentrant=False), data.edge_index)
+    loss = supervised(out, data)
+    found: Results = {'grad': torch.autograd.grad(loss, [x, hidden], retain_graph=True)}
+    starts: dict[str, Callable[[], Any]] = {
+        'all': lambda: loss.backward(retain_graph=True),
+        'inputs': lambda: loss.backward(inputs=[x, hidden], retain_graph=True),
+        'of rows': lambda: out.backward(out.detach().sin(), retain_graph=True),
+    }
+    for name, start in starts.items():
+        x.grad = None
+        start()
+        found[name] = x.grad.clone()
+    unused = torch.autograd.grad(loss, [data.x.sin().requires_grad_(), x], materialize_grads=True)
+    return found | {'unused': unused}
+
+
+def grad_of_rows_through_a_checkpoint(data: Data, ddp: Ddp) -> Results:
+    first, second = model_of(ddp, lambda: GATConv(6, 8)), model_of(ddp, lambda: GATConv(8, 3))
+    x = data.x.clone().requires_grad_()
+    hidden = checkpoint(first, x, data.edge_index, use_reentrant=False).relu()
+    loss = supervised(second(hidden, data.edge_index), data)
+    return {'grad': torch.autograd.grad(loss, x)}
+
+
+def taken_out_of_a_model(data: Data, ddp: Ddp) -> Results:
+    """A head that makes room for a new one, and a conv, stay in use beside the model."""
+    model = model_of(ddp, Net)
+    old_head, model.head = model.head, Linear(8, 3).double()
+    conv, model.first = model.first, ddp(SAGEConv(6, 8).double())
+    learning = [*model.parameters(), *old_head.parameters(), *conv.parameters()]
+    optimizer, losses = torch.optim.SGD(learning, lr=0.3), []
+    for _ in range(3):
+        hidden = (conv(data.x, data.edge_index) + model.first(data.x, data.edge_index)).relu()
+        loss = supervised(model.head(hidden), data) + supervised(old_head(hidden).sin(), data)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {'losses': losses, 'grads': [p.grad for p in learning]}
+
+
+def models_gone_before_backward(data: Data, ddp: Ddp) -> Results:
+    """A loop over seeds that keeps losses and parameters alone."""
+    losses, learning = [], []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = ddp(Net().double())
+        losses.append(loss_of(model, data))
+        learning += model.parameters()
+    del model
+    torch.stack(losses).logsumexp(0).backward()
+    return {'grads': [p.grad for p in learning]}
+
+
 Trained = Callable[[Data, Ddp, Tensor], list[Module]]
 
 
