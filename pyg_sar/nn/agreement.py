@@ -25,30 +25,43 @@ from pyg_sar.utils.log import say
 _logger = logging.getLogger(__name__)
 
 
-def agree_on_plan(call: Call, draws: EdgeDraws | None) -> Plan:
-    """Analyses a kind of call once and picks its path, with all ranks (collective: an all-gather).
+class Reading:
+    """What this rank finds by one run of a call's function, and picks as its plan.
 
-    `draws` are those of the analysis, where masks of dropout are drawn by edge.
+    `draws` are those of the run, where masks of dropout are drawn by edge.
 
-    Raises ValueError on all ranks, if the call is wrong on one of them or differs between them.
-    With one rank the error itself is raised.
+    Attributes:
+        plan: The plan; one across all edges where the run failed.
     """
-    name, types, error = f'{name_of(call.conv)}.{call.function}', (), None
-    across = plan = Plan(path='one_shot', function=name, across_edges=True)
-    try:
-        call.bind()
-        types, call.draws = _kinds_of(call.arguments), draws
-        plan = _analysis(call) or across
-    except Exception as failure:
-        error = failure
-    if call.exchange.shard.world_size > 1:
-        plan = plan if _agree(plan, types, error) else across
-    elif error is not None:
-        raise error
-    if draws is None:
-        return plan
-    drops = draws.has_drawn or plan.across_edges or plan.path == 'by destination'
-    return replace(plan, drops=drops, uses_rng=False)
+
+    def __init__(self, call: Call, draws: EdgeDraws | None) -> None:
+        self._call, self._draws = call, draws
+        self._error: Exception | None = None
+        self._types: tuple[Any, ...] = ()
+        name = f'{name_of(call.conv)}.{call.function}'
+        self._across = self.plan = Plan(path='one_shot', function=name, across_edges=True)
+        try:
+            call.bind()
+            self._types, call.draws = _kinds_of(call.arguments), draws
+            self.plan = _analysis(call) or self._across
+        except Exception as failure:
+            self._error = failure
+
+    def agreed(self) -> Plan:
+        """The plan that all ranks take (collective: an all-gather).
+
+        Raises ValueError on all ranks, if the call is wrong on one of them or differs between them.
+        With one rank the error itself is raised.
+        """
+        plan, draws = self.plan, self._draws
+        if self._call.exchange.shard.world_size > 1:
+            plan = plan if _agree(plan, self._types, self._error) else self._across
+        elif self._error is not None:
+            raise self._error
+        if draws is None:
+            return plan
+        drops = draws.has_drawn or plan.across_edges or plan.path == 'by destination'
+        return replace(plan, drops=drops, uses_rng=False)
 
 
 def _analysis(call: Call) -> Plan | None:

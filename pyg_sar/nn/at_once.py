@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import io
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from typing import Any
 
@@ -26,13 +28,14 @@ from pyg_sar.nn.side_effects import (
 )
 from pyg_sar.ops.by_destination import ChunkProgram, aggregate_chunks, chunks_of
 from pyg_sar.ops.chunks import edges_within
-from pyg_sar.ops.program import Arguments
+from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.shard import Cached
 from pyg_sar.utils.class_swap import name_of
+from pyg_sar.utils.tensor_state import version_of
 
 _WHOLE_GRAPH: Cached[Agreed[tuple[int, int]]] = Cached()
 
@@ -65,6 +68,57 @@ def observed(plan: CallPlan, call: Call) -> CallPlan:
         is_dense=sizes.is_dense,
         reads_sizes=sizes.are_read,
     )
+
+
+def unchanged(call: Call) -> Callable[[], None] | None:
+    """Checks in backward, which runs a message again, that it reads what it has read in forward.
+
+    Code of a program's own may read what is an attribute of nobody, or changed in place. So it runs
+    on a few edges now, and in the check, which raises a RuntimeError if it gives other numbers.
+    """
+    if not call.reads_more or call.draws is not None or not torch.is_grad_enabled():
+        return None
+    tensors = [(module, name, version_of(getattr(module, name))) for module, name in call.tensors]
+    then = _on_samples(call, with_gradients=False)
+
+    def check() -> None:
+        are_same = all(version_of(getattr(m, name)) == version for m, name, version in tensors)
+        now = _on_samples(call, with_gradients=True) if are_same else ()
+        if not (are_same and all(map(_are_equal, then, now))):
+            raise RuntimeError(
+                f"'{call.function}' of {name_of(call.conv)} gives other numbers in backward than "
+                'in forward: something that it reads has changed in between, in place or outside '
+                'of the conv (give that to propagate as an argument, or call backward before it '
+                'changes), or it asks whether gradients are needed'
+            )
+
+    return check
+
+
+def _on_samples(call: Call, *, with_gradients: bool) -> list[Tensor]:
+    """What a call's function gives on a few edges, with the same draws every time."""
+    with (
+        torch.set_grad_enabled(with_gradients),
+        torch.random.fork_rng(),
+        no_autocast_cache(),
+        UndoneSideEffects(call.conv, call.arguments) as undone,
+        redirect_stdout(io.StringIO()),
+    ):
+        torch.manual_seed(0)
+        samples = replace(call.samples(), at_edges=False)  # a message may write to what it reads
+        ids = torch.arange(NUM_EDGES, device=samples.device)
+        out = _run(call, samples, torch.stack([ids, ids]), NUM_EDGES)
+    kept = (value for value in undone.changed.values() if isinstance(value, Tensor))
+    return [t.detach() for t in (out, *kept)]
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype or not a.is_floating_point():
+        return torch.equal(a, b)
+    # Modules of torch have faster forms without gradients, which round otherwise.
+    size = float(a.abs().nan_to_num(0, 0).max()) if a.numel() else 0.0
+    near = torch.finfo(a.dtype).eps ** 0.5 * size
+    return torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
 
 
 def run_by_destination(plan: CallPlan, call: Call) -> tuple[Tensor | None, tuple[Tensor, ...]]:
@@ -101,8 +155,9 @@ def run_by_destination(plan: CallPlan, call: Call) -> tuple[Tensor | None, tuple
         of_edges = edge_rows(conv, changed, plan.edge_attributes, edge_index.size(1))
         return (out, of_edges) if is_message else (None, (out, *of_edges))
 
+    as_in_forward = state_of(call.conv, unchanged(call))
     program = ChunkProgram(
-        run, plan.out if is_message else None, plan.edge_outputs, plan.uses_rng, state_of(call.conv)
+        run, plan.out if is_message else None, plan.edge_outputs, plan.uses_rng, as_in_forward
     )
     arguments = plan.arguments(call.arguments)
     rows = max(blocks.num_edges, 1)

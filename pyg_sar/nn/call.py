@@ -21,7 +21,7 @@ from pyg_sar.comm.exchange import Exchange
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.intercept import MessageError, SourceIndex
 from pyg_sar.nn.options import Options
-from pyg_sar.nn.source_rows import StandIn
+from pyg_sar.nn.source_rows import Ends, StandIn
 from pyg_sar.nn.table_reads import TableReads
 from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.edges import EdgeIndex
@@ -32,8 +32,8 @@ from pyg_sar.utils.class_swap import name_of
 NUM_EDGES = 5
 """How many rows stand for those of a block, each into a destination of its own."""
 
-_IDS = 'edge ids'
-"""The slot of the ids of edges. Python allows no argument of this name."""
+_IDS, _DOTS = 'edge ids', 'dots of ends'
+"""Slots of tensors of edges that no argument has: Python allows none of this name."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,15 @@ class Call:
     exchange: Exchange
     options: Options
     in_forward: bool  # whether the conv's own forward takes the result
+    tensors: tuple[tuple[torch.nn.Module, str], ...]  # that it reads besides, and may change
+    reads_more: bool  # whether its function may read more than the state of the conv
     # By :meth:`bind`:
     plan: Plan = field(init=False)
     arguments: Arguments = field(init=False)  # with nodes or edges in their first dimension
     slots: tuple[_Slot, ...] = field(init=False)
     draws: EdgeDraws | None = field(init=False)  # of its masks of dropout, where drawn by edge
     reads_tables: bool = False  # as the plan of its kind tells
+    _ends: tuple[str, ...] = ()  # the arguments in whose place it reads dots
 
     def bind(self) -> None:
         """Checks the arguments and sorts them into their roles."""
@@ -144,18 +147,34 @@ class Call:
 
         It reads all else that the message reads.
         """
-        call, src = copy.copy(self), list[Tensor]()
-        call.function, slots = 'factor', list[_Slot]()
+        call = self._without((name,))
+        call.function = 'factor'
+        return call
+
+    def of_dots(self, ends: Ends, dots: Tensor) -> Call:
+        """The call that reads `dots` ``[num_edges, ...]`` in place of the arguments `ends`."""
+        call, edge = self._without(ends), self.arguments.edge
+        call.slots += (_Slot(_DOTS, 'edge', len(edge)),)
+        call.arguments = replace(call.arguments, edge=(*edge, dots))
+        call._ends = ends
+        return call
+
+    def _without(self, names: tuple[str, ...]) -> Call:
+        """The call in which stand-ins take the place of arguments at the ends of edges."""
+        call, slots = copy.copy(self), list[_Slot]()
+        groups: dict[str, list[Tensor]] = {'src': [], 'dst': []}
         for slot in self.slots:
-            value = self.arguments.src[slot.index] if slot.role == 'src' else None
-            if slot.name == name:
-                slots.append(_Slot(name, 'stand-in', value=value))
-            elif value is None:
+            if slot.role not in groups:
                 slots.append(slot)
-            else:
-                slots.append(_Slot(slot.name, 'src', _index_of(value, src)))
-                src += [value] if slots[-1].index == len(src) else []
-        call.slots, call.arguments = tuple(slots), replace(self.arguments, src=tuple(src))
+                continue
+            value, group = getattr(self.arguments, slot.role)[slot.index], groups[slot.role]
+            if slot.name in names:
+                slots.append(_Slot(slot.name, 'stand-in', value=value))
+                continue
+            slots.append(_Slot(slot.name, slot.role, _index_of(value, group)))
+            group += [value] if slots[-1].index == len(group) else []
+        src, dst = map(tuple, groups.values())
+        call.slots, call.arguments = tuple(slots), replace(self.arguments, src=src, dst=dst)
         return call
 
     def samples(self) -> Arguments:
@@ -187,12 +206,14 @@ class Call:
             'dim_size': num_dst,
         }
         node_dim = int(self.conv.node_dim)
+        dots = next((arguments.edge[s.index] for s in self.slots if s.name == _DOTS), None)
         for slot in self.slots:
             if slot.role == 'constant':
                 values[slot.name] = slot.value
                 continue
             if slot.role == 'stand-in':
-                values[slot.name] = StandIn.like(slot.value, edge_index.size(1))
+                of_ends = dots if slot.name in self._ends else None
+                values[slot.name] = StandIn.like(slot.value, edge_index.size(1), of_ends)
                 continue
             value = getattr(arguments, slot.role)[slot.index]
             if slot.role in ('src', 'dst'):

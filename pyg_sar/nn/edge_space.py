@@ -34,6 +34,7 @@ from pyg_sar.nn.intercept import (
     WatchedIndex,
 )
 from pyg_sar.nn.leaky_scores import ScoreNotes
+from pyg_sar.nn.source_rows import EndProducts
 from pyg_sar.rows.registry import bare_name, name_of, names
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.sharding import Sharding, ids_of_selected
@@ -150,7 +151,8 @@ class Watch(TorchFunctionMode):
         device: Where they are.
 
     Attributes:
-        edge_bytes: What the largest tensor with a row per edge takes for each.
+        edge_bytes: What the largest tensor with a row per edge takes for each, but for products of
+            both ends.
         reads_tables: Whether ids of edges, such as relations, index a tensor with gradients.
         by_destination: Whether rows of destinations were read at the edges.
         scores: What scores of attention may be made of.
@@ -202,7 +204,8 @@ class Watch(TorchFunctionMode):
 
     def _noted(self, out: Any) -> Any:
         for value in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(value, Rows) and value._sharding is not self.nodes:
+            is_of_edges = isinstance(value, Rows) and value._sharding is not self.nodes
+            if is_of_edges and not isinstance(value, EndProducts):
                 with plainly():
                     # A view may have more entries than memory.
                     held = value.numel() * value.element_size()

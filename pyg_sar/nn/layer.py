@@ -10,6 +10,7 @@ decide anew.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from pyg_sar.nn.buckets import common
 from pyg_sar.nn.call_edges import shards_of
 from pyg_sar.nn.narrow_exchange import GLOBAL_HOOKS
 from pyg_sar.nn.options import Options
+from pyg_sar.nn.own_code import METHODS, TensorOf
 from pyg_sar.nn.plan import Plan
 from pyg_sar.nn.side_effects import plain_attributes
 from pyg_sar.rows.adjacency import Adjacency
@@ -53,6 +55,11 @@ class Layer:
             the state of the conv on this rank. The latest comes last.
         words: Those of the forward that runs.
         answers: The last forward of each kind, by its words, with the answers of all ranks.
+        has_own_code: Whether it has code of the program's own, which may change this state while a
+            forward runs.
+        reads_more: Whether its messages may read more than this state: then how a call is computed
+            is found at every call.
+        tensors: Buffers and attributes that its messages read, by module and name.
         gives_arguments: Whether its forward is PyG's own, and no hook changes what it gives on.
         in_forward: Whether the conv's own forward runs, or a call of propagate from outside.
         plans: How calls are computed, by their fingerprint. The oldest comes first.
@@ -73,7 +80,8 @@ class Layer:
         self.agreed: dict[str, tuple[Any, list[Any]]] = {}
         self.words, self.in_forward = '', True
         self.answers: dict[str, Forward] = {}
-        self.gives_arguments = False
+        self.has_own_code = self.reads_more = self.gives_arguments = False
+        self.tensors: tuple[TensorOf, ...] = ()
         self.plans: dict[Any, Plan] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,7 +102,8 @@ evaluated: Scoped[torch.nn.Module | None] = Scoped(None)
 """The model that is called, until its first layer, which compares all its parameters."""
 
 _VALUES = 'parameters with the checksum'
-_METHODS = ('message', 'aggregate', 'update', 'edge_update', 'propagate', 'edge_updater', 'forward')
+_methods_of = attrgetter(*METHODS)
+_OWN = (*METHODS, 'propagate', 'edge_updater')
 _MESSAGE_HOOKS = ('_propagate', '_message', '_aggregate', '_edge_update')
 
 
@@ -274,13 +283,21 @@ def _words(conv: MessagePassing, options: Options, kind: tuple[Any, ...]) -> str
 
 
 def state_of_modules(modules: Iterable[torch.nn.Module]) -> list[Any]:
-    """Numbers, words, hooks, own methods and children of modules; equal while none has changed."""
+    """Plain attributes, hooks, own methods and children of modules, and which parameters learn.
+
+    Equal while none has changed.
+    """
     state: list[Any] = [any(GLOBAL_HOOKS)]
     for module in modules:
         table = vars(module)
         plain, hooks = plain_attributes(tuple(table), tuple(map(type, table.values())))
         state += type(module), plain, *table['_modules'].values()
-        state += [table[name] for name in (*plain, *_METHODS) if name in table]
+        for p in table['_parameters'].values():  # no comprehension: this runs at every forward
+            if p is not None:
+                state.append(p.requires_grad)
+        state += [table[name] for name in (*plain, *_OWN) if name in table]
+        if isinstance(module, MessagePassing):
+            state += _methods_of(type(module))
         for name in hooks:
             if table[name]:
                 state += name, *table[name].values()

@@ -38,7 +38,7 @@ from pyg_sar.nn.options import Path
 from pyg_sar.nn.plan import Plan
 from pyg_sar.nn.reductions import MERGED_AS, Aggregate, aggregate_of
 from pyg_sar.nn.side_effects import UndoneSideEffects, leaves_of
-from pyg_sar.nn.source_rows import SourceRows
+from pyg_sar.nn.source_rows import Ends, OwnRows, SourceRows, Uses
 from pyg_sar.nn.summed_product import SummedProduct
 from pyg_sar.ops.program import Arguments
 from pyg_sar.ops.reductions import Sum
@@ -56,7 +56,7 @@ class MessageRun(Intercept):
     ) -> None:
         super().__init__(call.conv)
         self.call, self.edges, self.nodes, self._notes = call, edges, nodes, notes
-        self.read: set[str] = set()  # the source tensors that more than a product reads
+        self.uses = Uses()
         self.by_destination = False
         self._watch, self._use = Watch(edges, nodes, samples.device), SoftmaxUse()
         self._edge_samples = samples.edge
@@ -79,8 +79,9 @@ class MessageRun(Intercept):
                 values[slot.name] = tag(value.view_as(value), 0, self.edges)
             elif slot.role in ('src', 'dst'):  # which a message may write to
                 values[slot.name] = rows = tag(value.clone(), node_dim % value.dim(), self.edges)
-                if slot.role == 'src' and value.is_floating_point():
-                    SourceRows.follow(rows, slot.name, self.read)
+                if value.is_floating_point():
+                    kind: Any = SourceRows if slot.role == 'src' else OwnRows
+                    kind.follow(rows, slot.name, self.uses)
         return values
 
     def __call__(self, values: dict[str, Any]) -> Any:
@@ -144,6 +145,7 @@ class MessageRun(Intercept):
         attributes = tuple(undone.changed[name] for name in names)
         path: Path = 'one_shot' if is_one_shot else 'replay'
         aggregate, reduced, source, weight, is_factored = None, self._reduced, '', None, False
+        ends = self._ends(out, attributes, written)
         edge_outputs: tuple[Tensor, ...] = (out, *attributes)
         if call.function == 'message':
             edge_outputs, aggregate = attributes, aggregate_of(self._calls, self._reduced)
@@ -151,7 +153,7 @@ class MessageRun(Intercept):
                 return at_once
             keeps = bool(names or written)
             if aggregate.sums_one:
-                product = SummedProduct(call, self._edge_samples, self.read)
+                product = SummedProduct(call, self._edge_samples, self.uses.read)
                 source, weight, is_factored = product.read_from(
                     reduced[0], out, keeps, undone.uses_rng
                 )
@@ -185,7 +187,8 @@ class MessageRun(Intercept):
                 scores=None
                 if reduced or written or undone.uses_rng
                 else self._scores(edge_outputs, learnable),
-                edge_bytes=self._watch.edge_bytes,
+                ends=ends,
+                edge_bytes=max(self._watch.edge_bytes, 0 if ends else self.uses.product_bytes),
                 reads_tables=tables,
                 uses_rng=undone.uses_rng,
                 learnable=learnable,
@@ -194,6 +197,25 @@ class MessageRun(Intercept):
                 weight=weight,
                 summed=self._reduced[0].summed if source else None,
             )
+
+    def _ends(self, out: Any, attributes: tuple[Any, ...], written: tuple[str, ...]) -> Ends | None:
+        """The arguments whose dots are computed by themselves."""
+        call, conv = self.call, self.call.conv
+
+        def is_allowed(ends: Ends) -> bool:
+            dtype, device = self._values[ends[0]].dtype, self._values[ends[0]].device
+            is_hooked = conv._message_forward_pre_hooks or conv._message_forward_hooks
+            return (
+                call.options.mode != 'one_shot'
+                and device.type == 'cpu'
+                and dtype in (torch.float32, torch.float64)
+                and not torch.is_autocast_enabled(device.type)
+                and not (is_hooked or set(ends) & set(written))
+            )
+
+        kept = attributes if isinstance(out, SourceRows) else (out, *attributes)
+        with plainly():
+            return self.uses.settle(kept, is_allowed)
 
     def _scores(
         self, outputs: tuple[Tensor, ...], learnable: tuple[Tensor, ...]
@@ -256,8 +278,8 @@ class MessageRun(Intercept):
             return pyg_softmax(src, index, ptr, num_nodes, dim)
         self._num_softmax += 1
         self._logits = rows
-        if isinstance(rows, SourceRows):
-            self.read.add(rows.source)
+        if isinstance(rows, (SourceRows, OwnRows)):
+            self.uses.read.update(rows.names())
         if rows._sharding is not self.edges or rows._dim != 0:
             self.by_destination = True
         with DisableTorchFunction():

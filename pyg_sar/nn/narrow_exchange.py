@@ -173,7 +173,7 @@ def rows_through(conv: Any, layer: Any, pair: Any, x: Tensor) -> Tensor:
     """The own rows `x` after the layer, without its bias; `pair` is what propagate got."""
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now,
     # but if the layer of own rows keeps the same ones, as in plain PyG.
-    root = getattr(conv, _LAYERS[_forward(conv)][1], None)
+    root: Any = getattr(conv, _LAYERS[_forward(conv)][1], None)
     learns = torch.is_grad_enabled() and layer.weight.requires_grad
     # A weight that is computed anew at every read is read by its layer alone.
     is_kept = is_plain_layer(root) and root.weight.requires_grad and _are_one(pair)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 from weakref import ref
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from pyg_sar.nn.leaky_scores import LeakyScores
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.reductions import Aggregate
-from pyg_sar.nn.source_rows import RowSum
+from pyg_sar.nn.source_rows import Ends, RowSum
 from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.one_loss import for_rows
 
@@ -41,6 +42,7 @@ class Plan:
     weights: Tensor | None = None  # the result of its softmax over in-edges, if it has one
     # What these weights are made of, if it gives them and nothing else and that is all it reads.
     scores: LeakyScores | None = None
+    ends: Ends | None = None  # the arguments x_j and x_i of which it reads dots alone
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
     reads_tables: bool = False  # whether ids of edges index a tensor with gradients
     uses_rng: bool = False  # whether it draws by a generator of torch, or may do so
@@ -60,6 +62,18 @@ class Plan:
     # The narrower layer that comes first, or None; once ranks have agreed, for the loaded edges.
     narrower: list[Any] = field(default_factory=list)
 
+    @cached_property
+    def words(self) -> str:
+        """What the run has found, in words that are equal on all ranks."""
+        names = (each.name for each in fields(self))
+        objects = 'narrower', 'learnable', 'parameters'
+        return str([_words(getattr(self, name)) for name in names if name not in objects])
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal to that of another run, if this has found the same."""
+        return self.words, self.parameters
+
     def arguments(self, arguments: Arguments) -> Arguments:
         """A call's, with leaf tensors as they are now: a program may have replaced parameters."""
         learnable = self.learnable
@@ -67,3 +81,11 @@ class Plan:
             learnable = tuple([getattr(module(), name) for module, name in self.parameters])
         whole, instead = (tuple(map(for_rows, each)) for each in (arguments.whole, learnable))
         return replace(arguments, whole=whole, learnable=learnable, instead=instead)
+
+
+def _words(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(value.shape)
+    if isinstance(value, Aggregate):
+        return value.calls, [r.dim for r in value.reductions]
+    return [*map(_words, value)] if isinstance(value, tuple) else value

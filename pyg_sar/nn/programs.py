@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyg_sar.nn.at_once import run_by_destination, run_one_shot
+from pyg_sar.nn.at_once import run_by_destination, run_one_shot, unchanged
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.leaky_scores import LeakyScores
 from pyg_sar.nn.narrow_exchange import (
@@ -23,9 +23,11 @@ from pyg_sar.nn.plan import Plan
 from pyg_sar.nn.reductions import BlockMessages, finish
 from pyg_sar.nn.reuse import kept_sum
 from pyg_sar.nn.side_effects import state_of
+from pyg_sar.nn.source_rows import Ends
 from pyg_sar.ops.attention_weights import attention_weights, have_loop
 from pyg_sar.ops.block_loop import BlockByBlock
 from pyg_sar.ops.chunks import Run
+from pyg_sar.ops.end_dots import end_dots
 from pyg_sar.ops.online_softmax import online
 from pyg_sar.ops.program import Program
 from pyg_sar.ops.reductions import State
@@ -34,11 +36,19 @@ from pyg_sar.ops.weighted_sum import weighted_sum
 from pyg_sar.rows.rows import tag
 
 
-def _on_edges(plan: Plan, call: Call) -> tuple[list[State], tuple[Tensor, ...]]:
-    """The states of the reductions, and the edge outputs, of what runs on every edge."""
+def _on_edges(
+    plan: Plan, call: Call, whole: Call | None = None
+) -> tuple[list[State], tuple[Tensor, ...]]:
+    """The states of the reductions, and the edge outputs, of what runs on every edge.
+
+    That may be a part of the call that is given as `whole`.
+    """
     weights = None if plan.scores is None else _weights(plan.scores, plan, call)
     if weights is not None:
         return [], (weights,)
+    check = unchanged(whole or call)
+    if plan.ends is not None:
+        call = call.of_dots(plan.ends, _dots(plan.ends, call))
     aggregate = plan.aggregate if call.function == 'message' else None
     num_calls = 0 if aggregate is None else len(aggregate.calls)
     num_dst = call.plan.shard.num_dst
@@ -50,7 +60,7 @@ def _on_edges(plan: Plan, call: Call) -> tuple[list[State], tuple[Tensor, ...]]:
         reductions=() if aggregate is None else aggregate.reductions,
         edge_bytes=plan.edge_bytes,
         weights=plan.weights,
-        as_in_forward=state_of(call.conv),
+        as_in_forward=state_of(call.conv, check),
     )
     keep_rows = call.options.mode == 'sequential_no_remat'
     run = Run.of(
@@ -66,10 +76,21 @@ def _weights(scores: LeakyScores, plan: Plan, call: Call) -> Tensor | None:
         att = plan.arguments(call.arguments).instead[scores.att][0]
     if len(call.arguments.src) > 1 or not have_loop(source, own, att):
         return None
-    kept: list[Tensor] | None = [] if call.options.mode == 'sequential_no_remat' else None
-    loop = BlockByBlock(call.plan, call.exchange, kept)
-    weights = attention_weights(source, own, att, scores.slope, loop)
+    weights = attention_weights(source, own, att, scores.slope, _loop(call))
     return _shaped(weights, call.plan.num_edges, *plan.edge_outputs[0].shape[1:])
+
+
+def _dots(ends: Ends, call: Call) -> Tensor:
+    """Of two arguments, by the last dimension of their rows."""
+    source, own = (_argument(call, name) for name in ends)
+    *heads, channels = source.shape[1:]
+    source, own = (_shaped(t, t.size(0), math.prod(heads), channels) for t in (source, own))
+    return _shaped(end_dots(source, own, _loop(call)), call.plan.num_edges, *heads)
+
+
+def _loop(call: Call) -> BlockByBlock:
+    keeps_rows = call.options.mode == 'sequential_no_remat'
+    return BlockByBlock(call.plan, call.exchange, [] if keeps_rows else None)
 
 
 def _row_sum(plan: Plan, call: Call, x: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
@@ -145,7 +166,8 @@ def _sum(plan: Plan, call: Call) -> Tensor:
 
 def _argument(call: Call, name: str) -> Tensor:
     slot = next(slot for slot in call.slots if slot.name == name)
-    values: Tensor = getattr(call.arguments, slot.role)[slot.index]
+    is_there = slot.role != 'stand-in'
+    values: Tensor = getattr(call.arguments, slot.role)[slot.index] if is_there else slot.value
     return values
 
 
@@ -161,7 +183,7 @@ def _replayed(plan: Plan, call: Call) -> Tensor:
 
 def _factored(plan: Plan, call: Call) -> Tensor:
     """A sum or mean of x_j times a factor: that of every edge first, block by block."""
-    _, (factor, *others) = _on_edges(plan, call.of_factor(plan.source))
+    _, (factor, *others) = _on_edges(plan, call.of_factor(plan.source), call)
     set_attributes(plan, call, others)
     x = _argument(call, plan.source)
     return _row_sum(plan, call, x, factor, plan.is_hooked or not plan.is_sum)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,8 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.errors import location
 from pyg_sar.comm.exchange import exchange_of
-from pyg_sar.nn.agreement import agree_on_plan
+from pyg_sar.comm.vote import vote
+from pyg_sar.nn.agreement import Reading
 from pyg_sar.nn.analysis import analyze
 from pyg_sar.nn.call import Call, after_step, arguments_of, before_step
 from pyg_sar.nn.call_edges import (
@@ -28,7 +30,7 @@ from pyg_sar.nn.call_edges import (
 )
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.dropout_forward import edge_draws
-from pyg_sar.nn.layer import Layer, running
+from pyg_sar.nn.layer import Layer, running, state_of_modules
 from pyg_sar.nn.narrow_exchange import NarrowSum
 from pyg_sar.nn.plan import Plan
 from pyg_sar.nn.programs import PROGRAMS
@@ -126,11 +128,23 @@ def _planned(
         *(*call.as_they_are, *sorted(call.edge_names)),
         *_kinds_in(call.kwargs, int(conv.node_dim)),
     )
+    reading, samples = None, None if draws is None else EdgeDraws()
+    if call.reads_more:  # what it reads may be other attributes, globals or arguments every time
+        with not_saved():
+            reading = Reading(call, samples)
+        fingerprint += (reading.plan.key,)
     plan = layer.plans.get(fingerprint)
+    if reading is not None and shard.world_size > 1:
+        is_known, words = plan is not None, reading.plan.words
+        counts = vote('how messages are computed', is_known, fingerprint=words)
+        plan = plan if counts == [shard.world_size] else None
     if plan is None:
         with not_saved():
-            samples = None if draws is None else EdgeDraws()
-            plan = layer.plans[fingerprint] = agree_on_plan(call, samples)
+            reading = reading or Reading(call, samples)
+            plan = reading.agreed()
+        # What a rank reads now and then does not say what another one reads then.
+        if not call.reads_more or plan.across_edges == reading.plan.across_edges:
+            layer.plans[fingerprint] = plan
         if len(layer.plans) > _MOST_PLANS:  # of numbers that are others at every call
             layer.plans.pop(next(iter(layer.plans)))
         text = f'{location()}: {plan.function}, path {plan.path}, mode {call.options.mode!r}'
@@ -143,7 +157,8 @@ def _planned(
         ids = ids_of_edges(handle, call.move, call.plan) if plan.drops else None
         call.drop_by_edge(draws, ids)
     if plan.parameters is None:
-        plan = replace(plan, learnable=analyze(call).learnable)
+        found = analyze(call) if reading is None else reading.plan
+        plan = replace(plan, learnable=found.learnable)
     return plan, call
 
 
@@ -218,6 +233,8 @@ def _call(layer: Layer, conv: MessagePassing, function: str, arguments: tuple[An
         exchange=exchange_of(oriented.shard, dtype=options.exchange_dtype),
         options=options,
         in_forward=layer.in_forward,
+        reads_more=layer.reads_more or _may_be_another(layer, kwargs.values()),
+        tensors=layer.tensors,
     )
 
 
@@ -290,6 +307,21 @@ def _own(kwargs: dict[str, Any], edges: EdgeIndex, conv: MessagePassing) -> dict
             else:
                 own[name] = conv_arguments(value, [edges], name_of(conv))
     return own
+
+
+def _may_be_another(layer: Layer, values: Iterable[Any]) -> bool:
+    """Whether a call may be computed otherwise than the fingerprint tells."""
+    has_changed = layer.has_own_code and state_of_modules(layer.modules) != layer.state
+    return has_changed or _has_objects(values)
+
+
+def _has_objects(values: Iterable[Any]) -> bool:
+    """Whether there is more than tensors, numbers and words: functions, modules, dicts."""
+    known = (Tensor, *PLAIN_VALUES, EdgeIndex, ShardEdges, Adjacency)
+    return any(
+        _has_objects(value) if isinstance(value, (tuple, list)) else not isinstance(value, known)
+        for value in values
+    )
 
 
 def _kinds_in(kwargs: dict[str, Any], node_dim: int) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, cast
 
 import torch
@@ -17,11 +18,14 @@ from pyg_sar.comm.ranks import world_size
 from pyg_sar.nn.intercept import MessageError
 from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.one_loss import for_rows
+from pyg_sar.rows.rows import plainly
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.dry_run import Snapshot
 from pyg_sar.utils.installed import missing
 from pyg_sar.utils.nested import PLAIN
 from pyg_sar.utils.rng import states_of_process
+
+_PLAIN = (*PLAIN, FunctionType, BuiltinFunctionType)
 
 
 class UndoneSideEffects:
@@ -91,20 +95,24 @@ def edge_rows(
     return tuple(changed[name] for name in names)
 
 
-def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]]:
-    """Notes parameters, buffers and plain attributes of a conv and all modules in it.
+def state_of(
+    conv: torch.nn.Module, check: Callable[[], None] | None = None
+) -> Callable[[], AbstractContextManager[None]]:
+    """Notes parameters, buffers, modules and attributes of a conv and all modules in it.
 
-    Returns a function that makes a context, in which the conv is as it was noted. Plain attributes
-    are numbers and words: ``training``, ``dropout``. Tensors are compared by identity; autograd
-    finds one that was changed in place.
+    Returns a function that makes a context, in which the conv is as it was noted; `check` is called
+    there. Objects are the same, by identity; autograd finds a parameter that was changed in place.
+    Tensors with a history are left out, which no message reads: they would keep that of every step.
     """
     noted: list[tuple[Any, dict[str, Any]]] = []
     lists = []  # from which recurrent modules read their parameters
     for module in conv.modules():
         own = vars(module)
-        plain, _ = plain_attributes(tuple(own), tuple(map(type, own.values())))
-        noted += [(t, dict(t)) for t in (module._parameters, module._buffers) if t]
-        noted.append((own, {name: own[name] for name in plain}))
+        noted += [(t, dict(t)) for t in (module._parameters, module._buffers, module._modules) if t]
+        with plainly():
+            noted.append(
+                (own, {k: v for k, v in own.items() if not (isinstance(v, Tensor) and v.grad_fn)})
+            )
         if isinstance(module, torch.nn.RNNBase):
             if '_flat_weights' not in own:
                 raise missing('torch.nn.RNNBase._flat_weights')
@@ -122,6 +130,8 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
                 changed.append((now, other))
                 now.update({key: then[key] for key in other})
         try:
+            if check is not None:
+                check()
             yield
         finally:
             for now, other in changed:
@@ -156,8 +166,11 @@ def parameters_for_rows(conv: torch.nn.Module) -> Iterator[None]:
 def plain_attributes(
     names: tuple[str, ...], kinds: tuple[type, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of a module's attributes, and their classes, the numbers and words, and tables of hooks."""
-    plain = (n for n, kind in zip(names, kinds, strict=True) if issubclass(kind, PLAIN))
+    """Of a module's attributes, and their classes, the plain ones, and tables of hooks.
+
+    Plain are numbers, words and functions.
+    """
+    plain = (n for n, kind in zip(names, kinds, strict=True) if issubclass(kind, _PLAIN))
     return tuple(plain), tuple(n for n in names if n.endswith('_hooks') and 'state_dict' not in n)
 
 

@@ -12,7 +12,14 @@ from few import few
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, MedianAggregation, SAGEConv, TransformerConv
+from torch_geometric.nn import (
+    GATConv,
+    GCNConv,
+    MedianAggregation,
+    MessagePassing,
+    SAGEConv,
+    TransformerConv,
+)
 
 import pyg_sar
 
@@ -55,3 +62,36 @@ def test_a_step_leaves_no_activations(name: str, tmp_path: Path, garbage: list[o
     found = [t for t in garbage if isinstance(t, Tensor) and t.is_floating_point() and t.dim()]
     found = [t for t in found if id(t) not in earlier]
     assert [tuple(t.shape) for t in found if t.size(0) >= 60] == []
+
+
+class Keeps(MessagePassing):
+    """Holds its last weights, with their history."""
+
+    weights: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__(aggr='add')
+        self.lin = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        self.weights = torch.sigmoid((x_i - x_j).sum(-1, keepdim=True))
+        return x_j * self.weights
+
+
+def test_a_conv_that_keeps_weights_keeps_those_of_one_step(tmp_path: Path) -> None:
+    edge_index = torch.randint(60, (2, 400), generator=torch.Generator().manual_seed(0))
+    graph = Data(x=torch.randn(60, 8), edge_index=edge_index)
+    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts')
+    data, conv = pyg_sar.load_shard(tmp_path / 'parts'), Keeps()
+    model, counts = pyg_sar.DistributedDataParallel(conv), []
+    for _ in range(4):
+        model(data.x, data.edge_index).square().mean().backward()
+        gc.collect()
+        tensors = (t for t in gc.get_objects() if issubclass(type(t), Tensor) and t.dim())
+        counts.append(sum(t.size(0) == 400 for t in tensors))
+    assert conv.weights is not None
+    assert conv.weights.requires_grad
+    assert counts[1] == counts[3]

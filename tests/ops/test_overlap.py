@@ -26,6 +26,7 @@ from pyg_sar import SARConv
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.send_recv import Transfer
+from pyg_sar.nn.call import NUM_EDGES
 
 
 def _graph() -> Data:
@@ -135,7 +136,7 @@ class _Noted(MessagePassing):
         return self.propagate(edge_index, x=x)
 
     def message(self, x_j: Tensor) -> Tensor:
-        if self.note is not None and x_j.size(0) > 3:  # not the sampled edges
+        if self.note is not None and x_j.size(0) != NUM_EDGES:  # not the sampled edges
             self.note('compute')
         return x_j.tanh()
 

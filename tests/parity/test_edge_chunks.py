@@ -19,6 +19,7 @@ from sum_conv import SumConv
 from torch import Tensor
 
 import pyg_sar
+from pyg_sar.nn.call import NUM_EDGES
 from pyg_sar.ops import chunks
 from pyg_sar.shard import index_rows as rows_at
 
@@ -98,6 +99,8 @@ class Watched(SumConv):
         self.lin = torch.nn.Linear(8, 8).double()
 
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        if type(x_j) is not Tensor or x_j.size(0) == NUM_EDGES:  # the run that finds what it does
+            return self.lin(x_i - x_j).tanh()
         NOTED.seen.append(x_j.size(0))
         NOTED.alive.append(sum(m().size(0) for m in NOTED.messages if m() is not None))
         out = self.lin(x_i - x_j).tanh()
