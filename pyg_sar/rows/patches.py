@@ -32,6 +32,7 @@ from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.patched_memory import refuse_where_memory_is_taken, tell_torchscript
 from pyg_sar.rows.rows import Rows, inside
+from pyg_sar.rows.saved_tensors import keep_rows_apart
 from pyg_sar.rows.users_functions import ask_in_functions
 from pyg_sar.shard.edges import LocalEdges
 from pyg_sar.utils.nested import in_nested, leaves
@@ -60,6 +61,7 @@ def ask_for_rows() -> None:
     """Puts functions that ask a tensor for its class in place of the others, once in a process."""
     refuse_where_memory_is_taken()
     ask_in_functions()
+    keep_rows_apart()
     for name in _SPARSE:
         function = getattr(torch, name)
         asking = _of_all_rows(function)
