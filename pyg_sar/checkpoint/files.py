@@ -43,6 +43,47 @@ def complete(root: Path) -> list[Path]:
     return sorted(folders, key=_epoch_of)
 
 
+def is_one(folder: Path) -> bool:
+    """Whether a folder is itself a checkpoint, by whatever name."""
+    return (folder / _ABOUT).is_file()
+
+
+def newest(root: Path) -> str | None:
+    """The name of the newest checkpoint in `root`, '' if it is one itself, None before the first.
+
+    Raises ValueError for a place where a run that has not begun would not write.
+    """
+    if root.is_file():
+        raise ValueError(
+            f"expected the folder of save_checkpoint in 'root' (got the file '{root}'): "
+            'model.load_state_dict(torch.load(file)) loads a state_dict'
+        )
+    existing = complete(root)
+    if is_one(root):
+        if existing:
+            raise ValueError(
+                f"expected one checkpoint or the folder of several in 'root' (got '{root}', which "
+                f"is one and holds {existing[-1].name}): give '{existing[-1]}', or move that out"
+            )
+        return ''
+    if existing:
+        return existing[-1].name
+    is_part = all((root / name).is_file() for name in _PART)
+    if is_part or _NAME.fullmatch(root.name):
+        raise ValueError(
+            f"expected a complete checkpoint in 'root' (got '{root}', without {_ABOUT}): give the "
+            'folder given to save_checkpoint, or copy all files of a checkpoint'
+        )
+    for form in ('[!.]*', '[!.]*/epoch-*'):  # of a hidden name is what a killed run has left
+        for path in root.glob(f'{form}/{_ABOUT}'):
+            found = root / path.relative_to(root).parts[0]
+            raise ValueError(
+                f"expected the folder given to save_checkpoint in 'root' (got '{root}', which has "
+                f"checkpoints in '{found}' alone): give that, or another folder for a new run"
+            )
+    return None
+
+
 def folder_of(root: Path, epoch: int) -> Path:
     """The folder of a complete checkpoint."""
     return root / f'epoch-{epoch:06d}'
@@ -54,6 +95,11 @@ def begun(root: Path, epoch: int) -> Iterator[Path]:
 
     Nobody else writes to `root` meanwhile: raises RuntimeError, who does.
     """
+    if is_one(root):
+        raise ValueError(
+            f"expected a folder for checkpoints in 'root' (got '{root}', which is one itself): "
+            f"give the folder around it, '{root.parent}', or a new one"
+        )
     root.mkdir(parents=True, exist_ok=True)
     with durable.locked(root / _LOCK):
         existing = complete(root)
@@ -81,6 +127,7 @@ def _epoch_of(folder: Path) -> int:
 _FORMAT = 2
 _MOST_BYTES = 1 << 24  # of checkpoint.json
 _ABOUT = 'checkpoint.json'
+_PART = 'model.pt', 'dropout.pt'  # in every checkpoint; the second is nobody else's
 
 
 @dataclass(frozen=True)

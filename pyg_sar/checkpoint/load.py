@@ -66,7 +66,7 @@ def load_checkpoint(
         first_epoch = 0 if last is None else last.epoch + 1
 
     Args:
-        root: The folder given to :func:`save_checkpoint`, visible to all ranks.
+        root: The folder given to :func:`save_checkpoint`, or one checkpoint; all ranks see it.
         model: A model, or torch's DistributedDataParallel around it.
         optimizer: None to change neither optimizer, nor scheduler, nor random states.
         scheduler: Of the optimizer.
@@ -75,7 +75,7 @@ def load_checkpoint(
             that were left, and after the last one those of the next epoch.
 
     Returns:
-        The rest of the checkpoint, such as its epoch; None on all ranks if there is none.
+        The rest of the checkpoint, such as its epoch; None on all ranks before the first one.
 
     Raises:
         ValueError: On all ranks, if the checkpoint is of another model or optimizer, or of another
@@ -88,7 +88,7 @@ def load_checkpoint(
     if scheduler is not None and optimizer is None:
         raise ValueError("'scheduler' needs 'optimizer', whose learning rates it sets (got None)")
     root = Path(root)
-    name = on_rank_0(lambda: _newest(root))
+    name = on_rank_0(lambda: files.newest(root))
     if name is None:
         return None
     folder, saved = root / name, dict[str, Any]()
@@ -145,12 +145,3 @@ def _of_this_run(folder: Path) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as e:
         raise ValueError(f'{folder} is not of this run: {e}') from e
-
-
-def _newest(root: Path) -> str | None:
-    if root.is_file():
-        raise ValueError(
-            f"expected the folder of save_checkpoint in 'root' (got the file '{root}'): "
-            'model.load_state_dict(torch.load(file)) loads a state_dict'
-        )
-    return next((path.name for path in reversed(files.complete(root))), None)
