@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from pyg_sar.comm.ranks import current, is_distributed
 from pyg_sar.comm.vote import agree, differ, odd_and_usual, raise_on_all
 from pyg_sar.rows.from_data import as_rows_of_graph
 from pyg_sar.rows.patches import ask_for_rows
-from pyg_sar.shard.meta import read_meta
+from pyg_sar.shard.meta import Meta, read_meta
 from pyg_sar.shard.read_shard import read_shard
 from pyg_sar.utils.log import bytes_text, say
 from pyg_sar.utils.scoped import on_cpu
@@ -91,22 +92,29 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
             f'processes started by {start.launcher} (call pyg_sar.init() first)'
         )
 
-    def read() -> Data | HeteroData:
+    def read() -> tuple[Data | HeteroData, str]:
         comm = current()
         own = comm.rank if rank is None else rank
         size = comm.size if rank is None or is_distributed() else None
         is_whole = comm.size == 1 and rank is None
         try:
-            return read_shard(root, own, size, verify=verify, whole_graph=is_whole)
+            meta = read_meta(root)
+            data = read_shard(root, own, size, verify=verify, whole_graph=is_whole, meta=meta)
+            if _digest(read_meta(root)) != _digest(meta):
+                raise ValueError(
+                    f"expected the same partition in '{root}' until it is read (got another one "
+                    'meanwhile): load it again'
+                )
+            return data, _digest(meta)
         except (FileNotFoundError, ImportError, ValueError):
             raise
         except Exception as error:
             text = f"expected a partition folder at '{root}' (got {error!r})"
             raise ValueError(text) from error
 
-    data = raise_on_all(read)
+    data, digest = raise_on_all(read)
     if is_distributed():
-        _check_same_partition(data)
+        _check_same_partition(digest, str(root))
     return data
 
 
@@ -129,16 +137,16 @@ def _logged(data: Data | HeteroData) -> Data | HeteroData:
     return data
 
 
-def _check_same_partition(data: Data | HeteroData) -> None:
-    """Compares the ranks' partitions: what their files are, and what each rank reads of others."""
-    shard = data.edge_stores[0].edge_index.handle.shard
-    meta = read_meta(shard.root)
-    halos = [(info.halo_rows, info.block_edges) for info in meta.edges.values()]
-    content = repr((meta.fingerprint, sorted(meta.checksums.items()), halos))
-    own = hashlib.sha256(content.encode()).hexdigest(), shard.root
-    fingerprints, roots = zip(*agree(own), strict=True)
-    if len(set(fingerprints)) > 1:
-        odd, usual = odd_and_usual(fingerprints)
+def _digest(meta: Meta) -> str:
+    """Names what the files are, and what each rank reads of others."""
+    return hashlib.sha256(repr(replace(meta, notes={})).encode()).hexdigest()
+
+
+def _check_same_partition(digest: str, root: str) -> None:
+    """Compares what the ranks have read: by now a folder may have another partition."""
+    digests, roots = zip(*agree((digest, root)), strict=True)
+    if len(set(digests)) > 1:
+        odd, usual = odd_and_usual(digests)
         raise differ(
             f"expected the same partition on all ranks: '{roots[odd]}' on rank {odd} (got "
             f"another one, '{roots[usual]}', on rank {usual}): copy one folder to all machines",

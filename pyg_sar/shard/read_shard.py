@@ -45,14 +45,16 @@ def read_shard(
     *,
     verify: bool = True,
     whole_graph: bool = False,
+    meta: Meta | None = None,
 ) -> Data | HeteroData:
     """Reads the parts of one rank into a PyG ``Data``; see :func:`pyg_sar.load_shard`.
 
-    Without `world_size` there is a rank for every part. With `verify` files are compared with their
-    checksums. With `whole_graph` one rank reads all parts, and gives rows in the graph's order.
+    `meta` is what META.json says, if it was read before. Without `world_size` there is a rank for
+    every part. With `verify` files are compared with their checksums. With `whole_graph` one rank
+    reads all parts, and gives rows in the graph's order.
     """
     root = Path(root)
-    meta = read_meta(root)
+    meta = read_meta(root) if meta is None else meta
     num_parts = meta.num_parts
     world_size = num_parts if world_size is None else world_size
     if num_parts % world_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from torch_geometric.nn import SimpleConv
 
 import pyg_sar
 from pyg_sar import SARConv, load_shard, partition_graph
+from pyg_sar.comm.vote import raise_on_all
+from pyg_sar.rows import load
 from pyg_sar.shard.edges import LocalEdges
 from pyg_sar.shard.read_shard import read_shard
 
@@ -234,3 +237,43 @@ def test_ranks_go_on_after_a_failure(data, tmp_path):
         load_shard(tmp_path / 'none')
     again = load_shard(data.edge_index.handle.shard.root)
     assert again.edge_index.handle.shard.rank == torch.distributed.get_rank()
+
+
+def _load_in_turn(root: str, verify: bool) -> str:
+    """Before the second rank reads, a user cuts the graph again."""
+    if torch.distributed.get_rank() == 1:
+        while not Path(f'{root}.read').exists():
+            time.sleep(0.01)
+        partition_graph(_changed(small_graph), 2, root, method='range', force=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, 'raise_on_all', lambda read: _noted(read, root))
+        return attempt(load_shard, root, verify=verify)
+
+
+def _noted(read: Callable[[], Any], root: str) -> Any:
+    found = read()
+    Path(f'{root}.read').touch()
+    return raise_on_all(lambda: found)
+
+
+@pytest.mark.parametrize('verify', [False, True])
+def test_another_partition_by_the_time_of_another_rank_raises_on_all(tmp_path, verify):
+    root = tmp_path / 'parts'
+    partition_graph(small_graph(), 2, root, method='range')
+    outcomes = run_ranks(_load_in_turn, 2, str(root), verify)
+    assert_all_raise(outcomes, 'ValueError', 'expected the same partition on all ranks')
+
+
+@pytest.mark.parametrize('rank', [None, 1])
+def test_another_partition_while_the_files_are_read(tmp_path, monkeypatch, rank):
+    def read_slowly(*args: Any, **kwargs: Any) -> Any:
+        partition_graph(_changed(small_graph), 2, args[0], method='range', force=True)
+        return read_shard(*args, **kwargs)
+
+    root = tmp_path / 'parts'
+    partition_graph(small_graph(), 2, root, method='range')
+    with monkeypatch.context() as patch:
+        patch.setattr(load, 'read_shard', read_slowly)
+        with pytest.raises(ValueError, match=f"same partition in '{root}' until it is read"):
+            load_shard(root, rank, verify=False)
+    assert torch.equal(load_shard(root).x, _changed(small_graph).x)
