@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,10 +57,8 @@ def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
         raise ValueError(f'--{given[0]} is for ranks in turn: add --in-turns')
     num_ranks = 1
     if _has_options(words):
-        from torch.distributed.run import determine_local_world_size
-
-        num_ranks = determine_local_world_size(arguments.nproc_per_node)
-    else:
+        num_ranks = _num_ranks(arguments)
+    if not (_has_options(words) and (arguments.module or arguments.no_python)):
         _check_file(arguments.training_script)
     variables = fast_environment(num_ranks, os.environ)
     text = ' '.join(f'{name}={value}' for name, value in sorted(variables.items()))
@@ -77,6 +76,37 @@ def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
 
 def _has_options(words: Sequence[str]) -> bool:
     return bool(words) and words[0].startswith('-')
+
+
+def _num_ranks(arguments: argparse.Namespace) -> int:
+    """How many ranks this machine shall have; ValueError for what torchrun meets with an assert."""
+    from torch.distributed.run import determine_local_world_size
+
+    num_ranks = determine_local_world_size(arguments.nproc_per_node)
+    if not re.fullmatch(r'\d+(:\d+)?', arguments.nnodes):
+        raise ValueError(f'--nnodes must be a number, or MIN:MAX (got {arguments.nnodes})')
+    counts = [*map(int, arguments.nnodes.split(':'))]
+    least, most = counts[0], counts[-1]
+    meets = arguments.rdzv_backend != 'static' or arguments.rdzv_endpoint or arguments.standalone
+    for is_right, rule, value in (
+        (num_ranks >= 1, '--nproc-per-node must be at least 1', num_ranks),
+        (1 <= least <= most, '--nnodes must be at least 1, and MIN at most MAX', arguments.nnodes),
+        (most == 1 or not arguments.standalone, '--standalone is for --nnodes 1', arguments.nnodes),
+        (
+            most == 1 or meets or 0 <= arguments.node_rank < most,
+            f'--node-rank must lie in [0, {most})',
+            arguments.node_rank,
+        ),
+        (arguments.max_restarts >= 0, '--max-restarts must be at least 0', arguments.max_restarts),
+        (
+            arguments.monitor_interval > 0,
+            '--monitor-interval must be above 0',
+            arguments.monitor_interval,
+        ),
+    ):
+        if not is_right:
+            raise ValueError(f'{rule} (got {value})')
+    return num_ranks
 
 
 def _run_in_turns(arguments: argparse.Namespace) -> int:

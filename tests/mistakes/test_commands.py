@@ -25,6 +25,17 @@ partition data.pt out TWO --wrong => unrecognized arguments: --wrong
 partition FAKE out TWO --transform GcnNorm => do you mean GCNNorm?
 run none.py => error: no such file: none.py$
 run --nproc-per-node many train.py => error: Unsupported nproc_per_node value: many$
+run --nproc-per-node 0 train.py => error: --nproc-per-node must be at least 1 (got 0)$
+run --nproc-per-node -2 train.py => error: --nproc-per-node must be at least 1 (got -2)$
+run --nnodes 0 train.py => error: --nnodes must be at least 1, and MIN at most MAX (got 0)$
+run --nnodes 2:1 train.py => error: --nnodes must be at least 1, and MIN at most MAX (got 2:1)$
+run --nnodes a train.py => error: --nnodes must be a number, or MIN:MAX (got a)$
+run --nnodes 1:2:3 train.py => error: --nnodes must be a number, or MIN:MAX (got 1:2:3)$
+run --nnodes 2 --node-rank 2 train.py => error: --node-rank must lie in [0, 2) (got 2)$
+run --nnodes 2 --standalone train.py => error: --standalone is for --nnodes 1 (got 2)$
+run --max-restarts -1 train.py => error: --max-restarts must be at least 0 (got -1)$
+run --monitor-interval 0 train.py => error: --monitor-interval must be above 0 (got 0.0)$
+run --nproc-per-node 2 none.py => error: no such file: none.py$
 run --memory 1GB train.py => error: --memory is for ranks in turn: add --in-turns$
 run --in-turns --memory 64 train.py => 64 bytes? say 64GB
 run --in-turns train.py --memory=1MB => needs --memory SIZE before
