@@ -36,7 +36,8 @@ Content = dict[str, tuple[int, ...]]
 def target_folder(root: str | os.PathLike[str], *, force: bool) -> tuple[Path, Content]:
     """`root` without symbolic links, so that its parent is on the same file system; what is in it.
 
-    Raises ValueError unless it does not exist, is empty, or with `force` holds a partition alone.
+    Raises ValueError unless it does not exist, is empty, or with `force` holds a partition alone;
+    and if this process is in it.
     """
     path = Path(os.path.realpath(root))
     if not path.exists():
@@ -45,6 +46,12 @@ def target_folder(root: str | os.PathLike[str], *, force: bool) -> tuple[Path, C
         raise ValueError(f"'root' must be a folder (got the file '{root}')")
     if path.is_mount():
         raise ValueError(f"'root' must not be a mount point, but a folder in one (got '{root}')")
+    with suppress(FileNotFoundError):  # the current folder is gone
+        if Path.cwd().is_relative_to(path):
+            raise ValueError(
+                f"'root' must not hold the current folder, as a new folder takes its place (got "
+                f"'{root}'): call this from '{path.parent}', with '{path.name}'"
+            )
     if not any(path.iterdir()):
         return path, {}
     if not force:

@@ -105,3 +105,19 @@ def test_relative_path_and_symbolic_link(graph, tmp_path, check_partition, monke
 def test_mount_point_is_refused_before_any_work(graph):
     with pytest.raises(ValueError, match='mount point'):
         partition_graph(graph, 2, '/proc')
+
+
+@pytest.mark.parametrize('name', ['', 'part_0'])
+def test_the_current_folder_is_not_replaced(graph, tmp_path, monkeypatch, name):
+    """A shell in it would be left in a deleted one."""
+    out = tmp_path / 'out'
+    if name:
+        partition_graph(graph, 2, out)
+    (out / name).mkdir(exist_ok=True)
+    monkeypatch.chdir(out / name)
+    before = tree(tmp_path)
+    with pytest.raises(ValueError, match=f"call this from '{tmp_path}', with 'out'"):
+        partition_graph(graph, 2, '..' if name else '.', force=True)
+    assert tree(tmp_path) == before
+    partition_graph(graph, 2, 'sub')
+    assert (out / name / 'sub' / 'META.json').is_file()
