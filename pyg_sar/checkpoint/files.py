@@ -15,19 +15,25 @@ torch describes the files: another version of torch reads them as well.
 
 from __future__ import annotations
 
+import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from pyg_sar.checkpoint.row_files import map_npy
+from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.files import check_tensors, is_of_system, load_plain, own_file
 from pyg_sar.utils import durable
 
@@ -186,7 +192,52 @@ def write_state(folder: Path, name: str, value: object) -> None:
         first: Any = error.__context__ or error  # on a full disk torch raises more as it closes
         if is_of_system(first):
             raise first from None
-        raise ValueError(f"'{name}' cannot be saved: {error}") from error
+        key, wrong = _first_wrong(name, value) or (name, None)
+        if wrong is None or isinstance(wrong, Rows):
+            raise ValueError(f"'{key}' cannot be saved: {error}") from error
+        how = next(text for kind, text in _INSTEAD.items() if isinstance(wrong, kind))
+        raise ValueError(
+            f"'{name}' cannot be saved: expected tensors and plain values (got "
+            f'{type(wrong).__module__}.{type(wrong).__qualname__} in {key}): {how}'
+        ) from error
+
+
+_INSTEAD: dict[Any, str] = {
+    np.floating: 'save float(value)',
+    np.integer: 'save int(value)',
+    np.bool_: 'save bool(value)',
+    np.ndarray: 'save torch.from_numpy(value)',
+    (str, Path): 'save str(value)',
+    Enum: 'save value.name',
+    dict: 'save dict(value)',
+    tuple: 'save tuple(value)',
+    Tensor: 'save value.clone()',  # of one that repeats a number
+    object: 'save numbers, strings and tensors that it is made of',
+}
+"""What to save in place of what could not be read again."""
+
+
+def _first_wrong(key: str, value: object) -> tuple[str, object] | None:
+    """Where the first value is that cannot be saved, and it; None if each can."""
+    parts: Iterable[tuple[str, object]] = ()
+    if isinstance(value, dict):
+        keys = ((f'the keys of {key}', name) for name in value)
+        parts = chain(keys, ((f'{key}[{name!r}]', part) for name, part in value.items()))
+    elif isinstance(value, (list, tuple, set)):
+        parts = ((f'{key}[{i}]', part) for i, part in enumerate(value))
+    found = next(filter(None, (_first_wrong(*part) for part in parts)), None)
+    if found is not None or type(value) in (dict, list, tuple, set):
+        return found
+    try:
+        if type(value) in (Tensor, Parameter):  # which may be large
+            check_tensors(value, are_ordinary=False)
+        else:
+            file = io.BytesIO()
+            torch.save(value, file)
+            load_plain(file)
+    except Exception:
+        return key, value
+    return None
 
 
 def read_state(folder: Path, root: Path, name: str) -> Any:

@@ -78,11 +78,11 @@ def load_checkpoint(
         The rest of the checkpoint, such as its epoch; None on all ranks before the first one.
 
     Raises:
-        ValueError: On all ranks, if the checkpoint is of another model or optimizer, or of another
-            graph whose nodes a :class:`pyg_sar.NodeEmbedding` has (with the first difference;
-            nothing has been changed then), has no state of a scheduler or of a loader that is
-            given, holds other than tensors and plain values, or is of another format (with the
-            version that wrote it).
+        ValueError: On all ranks, if the checkpoint is of another model, optimizer or scheduler, or
+            of another graph whose nodes a :class:`pyg_sar.NodeEmbedding` has (with the first
+            difference; nothing has been changed then), has no state of a scheduler or of a loader
+            that is given, holds other than tensors and plain values, or is of another format (with
+            the version that wrote it).
         OSError: On all ranks, if one of them cannot read it.
     """
     if scheduler is not None and optimizer is None:
@@ -112,6 +112,8 @@ def load_checkpoint(
                 values[entry] = values[entry].clone()
             # Copies raise as the originals would; what they set is only theirs.
             set_loader_and_optimizer(copy.copy(loader), copy.copy(optimizer))
+            if scheduler is not None:
+                states.check_scheduler(scheduler, saved['scheduler'])
         return about
 
     def set_loader_and_optimizer(loader: Stateful | None, optimizer: Optimizer | None) -> None:
@@ -124,7 +126,7 @@ def load_checkpoint(
         with _of_this_run(folder):
             set_loader_and_optimizer(loader, optimizer)
             if scheduler is not None:
-                scheduler.load_state_dict(saved['scheduler'])
+                states.set_scheduler_state(scheduler, saved['scheduler'])
             plain = states.plain_model(model)
             plain.load_state_dict(saved['model'])
             if optimizer is not None:

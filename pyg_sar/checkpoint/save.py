@@ -87,9 +87,10 @@ def save_checkpoint(
         if operator.index(keep) < 1:
             raise ValueError(f"'keep' must be at least 1 (got {keep})")
         held['dropout'] = {path: dropout.step for path, dropout in of_model(plain).items()}
-        for name, holder in {'scheduler': scheduler, 'loader': loader}.items():
-            if holder is not None:
-                held[name] = holder.state_dict()
+        if scheduler is not None:
+            held['scheduler'] = states.scheduler_state(scheduler)
+        if loader is not None:
+            held['loader'] = loader.state_dict()
         held['model'] = dict(plain.state_dict())
         held['optimizer'] = states.optimizer_state(optimizer)
         for key, values, name, weight in states.entries_of_rows(model, optimizer, held):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from pyg_sar.checkpoint.row_files import Table
 from pyg_sar.nn.node_embedding import NodeEmbedding
@@ -118,10 +119,34 @@ def keep_own_rows(
 
 def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Loads an :func:`optimizer_state`; raises ValueError if it is of another class."""
-    state, kind = dict(saved), type(optimizer).__name__
-    if (saved_kind := state.pop('class')) != kind:
-        raise ValueError(f'expected the state of {kind} (got {saved_kind})')
-    optimizer.load_state_dict(state)
+    _check_class(saved['class'], type(optimizer).__name__)
+    optimizer.load_state_dict({key: value for key, value in saved.items() if key != 'class'})
+
+
+def scheduler_state(scheduler: LRScheduler) -> dict[str, Any]:
+    """The ``state_dict()`` and the class."""
+    return {'class': _class_of(scheduler), **scheduler.state_dict()}
+
+
+def check_scheduler(scheduler: LRScheduler, saved: dict[str, Any]) -> None:
+    """Raises ValueError if a :func:`scheduler_state` is of another class."""
+    _check_class(saved['class'], _class_of(scheduler))
+
+
+def set_scheduler_state(scheduler: LRScheduler, saved: dict[str, Any]) -> None:
+    """Loads a :func:`scheduler_state`."""
+    scheduler.load_state_dict({key: value for key, value in saved.items() if key != 'class'})
+
+
+def _class_of(scheduler: Any) -> str:
+    """Its name, with those of the schedulers that it consists of."""
+    inner = ', '.join(map(_class_of, getattr(scheduler, '_schedulers', ())))
+    return type(scheduler).__name__ + (f'({inner})' if inner else '')
+
+
+def _check_class(saved: str, own: str) -> None:
+    if saved != own:
+        raise ValueError(f'expected the state of {own} (got {saved})')
 
 
 def random_states() -> dict[str, Any]:

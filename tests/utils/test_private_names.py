@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from on_ranks import parts_of
+from torch.optim.lr_scheduler import ChainedScheduler, StepLR
 from torch_geometric.data import Data
 from torch_geometric.nn import SimpleConv
 
@@ -22,10 +23,12 @@ PAGE = Path(__file__).with_name('private_names.md').read_text(encoding='utf-8')
 ROWS = re.findall(r'^\| (`torch.*?) \|', PAGE.split('## Private names')[1].split('\n## ')[0], re.M)
 NAMES = [name.strip('`') for row in ROWS for name in row.split(', ')]
 TEXT = ''.join(path.read_text(encoding='utf-8') for path in SOURCES)
+STEPS = StepLR(torch.optim.SGD([torch.ones(1)]), 1)
 DATA = Data(x=torch.ones(1, 1))
 OF_OBJECTS = {
     'torch_geometric.data.Data._cached_attr': lambda: DATA.stores[0],
     'torch.nn.RNNBase._flat_weights': lambda: torch.nn.GRU(1, 1),
+    'torch.optim.lr_scheduler.ChainedScheduler._schedulers': lambda: ChainedScheduler([STEPS]),
 }
 """What objects get when they are used, or made with arguments."""
 
