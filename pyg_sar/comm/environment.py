@@ -73,6 +73,18 @@ _RANKS_WITHOUT_SIZE = (  # prterun, mpiexec -pmi-port, MVAPICH, Flux, PALS, ALPS
     *('ALPS_APP_PE', 'JSM_NAMESPACE_RANK'),
 )
 
+_OTHERS = (  # launchers that are not read: rank and size, and the rank of the first process
+    ('HOROVOD_RANK', 'HOROVOD_SIZE', 0),
+    ('MPT_MPI_RANK', 'MPT_MPI_SIZE', 0),
+    ('LOCAL_RANK', 'LOCAL_WORLD_SIZE', 0),
+    ('', 'SM_HOSTS', 0),
+    ('JOB_COMPLETION_INDEX', '', 0),
+    ('LSF_PM_TASKID', '', 1),
+    # A script of PBS is task 1 at place 0.
+    ('PBS_TASKNUM', '', 1),
+    ('PBS_VNODENUM', '', 0),
+)
+
 
 def launched(environ: Mapping[str, str]) -> Launched:
     """The launcher of this process, and its rank; a process alone where no launcher is.
@@ -85,6 +97,7 @@ def launched(environ: Mapping[str, str]) -> Launched:
         return by_torch
     if launcher in (None, _SLURM):
         _check_sizes(environ)
+        _check_others(environ, size)
     if launcher is None or size == 1:
         return Launched('' if launcher is None else launcher.name)
     address = environ.get('MASTER_ADDR') or _address(environ, launcher, rank, size)
@@ -129,6 +142,27 @@ def _check_sizes(environ: Mapping[str, str]) -> None:
     # A batch script is rank 0, without a size.
     if bool(rank) != bool(size) and (rank or '0', size or '1') != ('0', '1'):
         _checked(environ, _SLURM.rank, _SLURM.size)
+
+
+def _check_others(environ: Mapping[str, str], num_known: int) -> None:
+    """Raises a ValueError where another launcher tells of more processes than are known.
+
+    A size of one, or the first rank without a size, may be a process by itself.
+    """
+    for rank, size, first in _OTHERS:
+        for name, least in ((size, 0), (rank, 1 - first)):
+            value = environ.get(name, '')
+            number = value.count(',') + 1 if name == 'SM_HOSTS' else _digits(value)
+            if number + least > num_known:
+                raise ValueError(
+                    f'expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT beside {name} (got '
+                    f'{name}={value}, by a launcher that is not read): set them from its '
+                    'variables, or RANK=0 and WORLD_SIZE=1 where this process trains alone'
+                )
+
+
+def _digits(value: str) -> int:
+    return int(value) if value.isdecimal() else 0
 
 
 def _checked(environ: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, int]:

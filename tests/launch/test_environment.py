@@ -123,6 +123,27 @@ CASES: list[tuple[str, Launched]] = [
     ('DAEMONS MPICH APART', _rank_1('MPI', 'node6')),
     ('BATCH OPEN_MPI APART', _rank_1('Open MPI', 'node6')),
     ('BATCH MPICH APART', _rank_1('MPI', 'node6')),
+    # Launchers that are not read: one process each, as far as they say.
+    *(
+        (environ, ALONE)
+        for environ in (
+            'HOROVOD_RANK=0 HOROVOD_SIZE=1',
+            'MPT_MPI_RANK=0 MPT_MPI_SIZE=1',
+            'LOCAL_RANK=0',
+            'LOCAL_RANK=-1',
+            'LOCAL_RANK=0 LOCAL_WORLD_SIZE=1',
+            'SM_HOSTS=["algo-1"] SM_CURRENT_HOST=algo-1 SM_NUM_GPUS=8',
+            'JOB_COMPLETION_INDEX=0',
+            'LSB_JOBID=7 LSB_DJOB_NUMPROC=8 LSF_PM_TASKID=1',
+            'PBS_JOBID=7 PBS_TASKNUM=1 PBS_NODENUM=0 PBS_VNODENUM=0 PBS_NP=8',
+            'SLURM_ARRAY_TASK_ID=3 PBS_ARRAY_INDEX=3 LSB_JOBINDEX=3',
+        )
+    ),
+    ('HOROVOD_RANK=1 HOROVOD_SIZE=2 RANK=0 WORLD_SIZE=1', Launched('RANK and WORLD_SIZE', 0, 1)),
+    ('HOROVOD_RANK=2 HOROVOD_SIZE=4 JOB_COMPLETION_INDEX=1 TORCH', BY_HAND),
+    ('JOB_COMPLETION_INDEX=3 PBS_TASKNUM=2 TORCHRUN', OF_TORCHRUN),
+    ('HOROVOD_RANK=1 HOROVOD_SIZE=3 LOCAL_RANK=1 OPEN_MPI GIVEN', _rank_1('Open MPI', 'host')),
+    ('LOCAL_RANK=1 LOCAL_WORLD_SIZE=3 SLURM GIVEN', _rank_1('Slurm', 'host')),
     # Slurm with its own PMI.
     ('SLURM TWO_NODES PMI_RANK=1 PMI_SIZE=3 MASTER_PORT=1234', _rank_1('Slurm', 'node07')),
 ]
@@ -200,6 +221,27 @@ REFUSED: list[tuple[str, str]] = [
     *(
         (f'{name}=1', f'got {name}=1 alone')
         for name in ('FLUX_TASK_RANK', 'PALS_RANKID', 'MV2_COMM_WORLD_RANK', 'ALPS_APP_PE')
+    ),
+    *(
+        (
+            f'{before} {name}={value}',
+            f'MASTER_PORT beside {name} .*{re.escape(value)}.*WORLD_SIZE=1',
+        )
+        for before, name, value in (
+            ('HOROVOD_RANK=0', 'HOROVOD_SIZE', '2'),
+            ('HOROVOD_SIZE=', 'HOROVOD_RANK', '1'),
+            ('MPT_MPI_RANK=0', 'MPT_MPI_SIZE', '4'),
+            ('LOCAL_RANK=0', 'LOCAL_WORLD_SIZE', '2'),
+            ('PATH=/bin', 'LOCAL_RANK', '1'),
+            ('WORLD_SIZE=1', 'LOCAL_RANK', '1'),
+            ('SM_CURRENT_HOST=algo-1', 'SM_HOSTS', '["algo-1","algo-2"]'),
+            ('PATH=/bin', 'JOB_COMPLETION_INDEX', '1'),
+            ('LSB_DJOB_NUMPROC=2', 'LSF_PM_TASKID', '2'),
+            ('PBS_VNODENUM=0', 'PBS_TASKNUM', '00000002'),
+            ('PBS_TASKNUM=1', 'PBS_VNODENUM', '3'),
+            ('BATCH', 'HOROVOD_SIZE', '3'),
+            ('SLURM GIVEN', 'HOROVOD_SIZE', '4'),
+        )
     ),
     ('SLURM_PROCID=1 SLURM_NTASKS=3', 'expected SLURM_STEP_NUM_TASKS beside'),
     ('SLURM_STEP_NUM_TASKS=3', 'expected SLURM_PROCID beside SLURM_STEP_NUM_TASKS'),
