@@ -149,6 +149,7 @@ def _check_same_partition(digest: str, root: str) -> None:
         odd, usual = odd_and_usual(digests)
         raise differ(
             f"expected the same partition on all ranks: '{roots[odd]}' on rank {odd} (got "
-            f"another one, '{roots[usual]}', on rank {usual}): copy one folder to all machines",
+            f"another one, '{roots[usual]}', on rank {usual}): copy one folder to all machines, or "
+            'load it again if it was replaced meanwhile',
             odd,
         )

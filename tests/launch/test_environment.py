@@ -164,7 +164,11 @@ def test_the_port_is_that_of_the_job() -> None:
     assert launched(_of('MPICH MPI_LOCALNRANKS=1 MASTER_ADDR=host')).port == 29500
 
 
-_PORT = 'import os, runpy; print(runpy.run_path(os.environ["FILE"])["launched"](os.environ).port)'
+_PORT = """
+import os, runpy
+port = runpy.run_path(os.environ['FILE'])['launched'](os.environ).port
+os.write(1, f'{port} '.encode())  # in one piece, beside the other rank
+"""
 _MPIEXEC = """
 import os, subprocess, sys
 ranks = [
