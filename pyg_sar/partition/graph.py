@@ -230,6 +230,28 @@ def _check_names(keys: list[Any]) -> None:
             )
 
 
+_OF_IDS = 'index', 'face', 'batch'
+"""Words in names of ids, to which PyG's Batch adds those of the graphs in front."""
+
+
+def with_wide_ids(data: Data | HeteroData) -> Data | HeteroData:
+    """The same graph, with ids of 64 bits: PyG computes row * N + col in the type of the ids."""
+    for store in data.stores:
+        for key, value in store.items():
+            if not isinstance(value, Tensor):
+                continue
+            if value.layout is torch.sparse_csr:
+                store[key] = torch.sparse_csr_tensor(
+                    value.crow_indices().long(),
+                    value.col_indices().long(),
+                    value.values(),
+                    value.shape,
+                )
+            elif any(word in key for word in _OF_IDS) and value.dtype in (*INTEGERS, *UNSIGNED):
+                store[key] = value.long()
+    return data
+
+
 _LAYOUTS = {torch.sparse_coo: 'coo', torch.sparse_csr: 'csr', torch.sparse_csc: 'csc'}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.partition.graph import with_wide_ids
 from pyg_sar.partition.memmap import MEMORY, Scratch
 from pyg_sar.partition.sources import files, graphsaint, matrices, matrix_market, metis_files
 from pyg_sar.partition.sources.datasets import OGB, is_class, load_class, load_ogb
@@ -25,7 +26,6 @@ from pyg_sar.partition.sources.table_graphs import (
     graph_of_tables,
     is_typed_folder,
     read_typed_folder,
-    with_wide_ids,
 )
 from pyg_sar.partition.sources.tables import read_table
 from pyg_sar.shard.format import NODE_NAMES

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-import importlib
 import inspect
 import io
 import re
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, Dataset, HeteroData
 
+from pyg_sar.partition.graph import with_wide_ids
 from pyg_sar.partition.masks import MASKS, mask_of
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources.files import read_npz
+from pyg_sar.shard.format import NODE_NAMES
 
 _CLASS = re.compile(r'([A-Za-z_]\w*\.)+[A-Z]\w*(\(.*\))?')
 
@@ -58,7 +60,7 @@ def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any],
         ) from error
     home, _, name = ast.unparse(call.func).rpartition('.')
     try:
-        of = importlib.import_module(home or module)
+        of = import_module(home or module)
         cls = getattr(of, name, None)
         alike = {name.lower(): name for name in dir(of)}
         near = difflib.get_close_matches(name.lower(), alike, 1)
@@ -76,17 +78,44 @@ def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | 
     """The graph after a transform; what it writes to mapped features stays in memory.
 
     `text` names a class of torch_geometric.transforms, or ``'my_module.MyTransform'``, with its
-    arguments. `seed` is for transforms that draw numbers.
+    arguments. `seed` is for transforms that draw numbers. Names of nodes follow the nodes.
     """
     cls, options = named_class(text, 'torch_geometric.transforms')
     torch.manual_seed(seed)
+    names = _names_with_places(data)
     try:
-        out: Any = cls(**options)(data)
+        out: Any = cls(**options)(with_wide_ids(data))
     except Exception as error:  # of any transform, on any graph
         raise ValueError(f"could not apply the transform '{text}' {_got(error)}") from error
     if not isinstance(out, (Data, HeteroData)):
         raise ValueError(f"expected one graph from '{text}' (got {type(out).__name__})")
+    for store in out.stores:
+        places = store.pop(_PLACES, None)
+        if places is None or store.get(NODE_NAMES) is not names.get(store._key):
+            continue  # which the transform has set
+        count, given = store.num_nodes, names[store._key]
+        if len(places) != count or not places.all():
+            raise ValueError(
+                f"expected no new nodes from '{text}', as nodes have names (got {count} nodes and "
+                f'{len(given)} names): a transform of yours may set {NODE_NAMES}, or delete it'
+            )
+        store[NODE_NAMES] = given.take(import_module('pyarrow').array((places - 1).numpy()))
     return out
+
+
+_PLACES = f'places_in_{NODE_NAMES}'
+
+
+def _names_with_places(data: Data | HeteroData) -> dict[Any, Any]:
+    """Names of nodes by type; their places, from 1 on, become rows, as a transform may drop."""
+    found = {}
+    for store in data.stores:
+        if (names := store.get(NODE_NAMES)) is not None:
+            if isinstance(names, list):  # of which PyG takes no rows
+                store[NODE_NAMES] = names = import_module('pyarrow').array(names)
+            found[store._key] = names
+            store[_PLACES] = torch.arange(1, 1 + len(names))
+    return found
 
 
 def load_class(name: str, root: Path) -> Data | HeteroData:
@@ -185,7 +214,7 @@ def _ogb_readers() -> Any:
     if not is_known:
         sys.modules['outdated'] = None  # type: ignore[assignment]
     try:
-        return importlib.import_module('ogb.io.read_graph_raw')
+        return import_module('ogb.io.read_graph_raw')
     finally:
         if not is_known:
             del sys.modules['outdated']

@@ -7,6 +7,7 @@ from typing import Any
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.separate import separate
 
+from pyg_sar.partition.graph import with_wide_ids
 from pyg_sar.partition.sources.pickled_numpy import has_store
 from pyg_sar.shard.files import is_of_system
 
@@ -37,7 +38,7 @@ def one_graph(content: Any) -> Any:
     if len(graphs) == 1:
         return graphs[0]
     try:
-        return Batch.from_data_list(graphs)
+        return Batch.from_data_list([*map(with_wide_ids, graphs)])
     except Exception as error:  # of graphs with other attributes, or other shapes: anything
         if is_of_system(error):
             raise

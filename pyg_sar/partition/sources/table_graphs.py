@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partition.attributes import set_owners
@@ -139,10 +138,3 @@ def _tables(folder: Path) -> dict[str, Path]:
     if not tables:
         raise ValueError(f"expected .parquet or .csv tables in '{folder}' (got none)")
     return tables
-
-
-def with_wide_ids(data: Data | HeteroData) -> Data | HeteroData:
-    """The same graph, with ids of 64 bits."""
-    for store in data.edge_stores:
-        store['edge_index'] = store['edge_index'].to(torch.int64)
-    return data
