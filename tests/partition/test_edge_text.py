@@ -44,7 +44,6 @@ LISTS: dict[str, tuple[str, dict[str, list[float]]]] = {
     ),
     'a header': ('src\tdst\tw\n3\t1\t3\n1\t2\t4\n0\t0\t5\n', {'w': [3, 4, 5]}),
     'a header and semicolons': ('w;Source;Target\n3;3;1\n4;1;2\n5;0;0\n', {'w': [3, 4, 5]}),
-    'any header of two': ('user film\n3 1\n1 2\n0 0\n', {}),
     'numbered ends': ('node_1,node_2,w\n3,1,3\n1,2,4\n0,0,5\n', {'w': [3, 4, 5]}),
     'quotes': ('"FromNodeId","ToNodeId"\n"3","1"\n"1","2"\n"0","0"\n', {}),
     'a header of one name': ('node_id\tnode_id\n3\t1\n1\t2\n0\t0\n', {}),
@@ -57,7 +56,8 @@ LISTS: dict[str, tuple[str, dict[str, list[float]]]] = {
         )
         for header in (
             *('edge_id,source,target', 'time,from,to', 'w,SRC,DST'),
-            *('i,Source,Destination', 'x, src, dst'),
+            *('i,Source,Destination', 'x, src, dst', 'kind,FromNode,ToNode'),
+            *('from_year,u,v', 'time,person1,person2', 'label1,id1,id2'),
         )
     },
     'infinite weights': ('3 1 inf\n1 2 -inf\n0 0 1\n', {'edge_weight': [math.inf, -math.inf, 1]}),

@@ -343,6 +343,48 @@ def test_a_folder_by_types(tmp_path):
         assert shard[relation].kind_names == ['first', 'last']
 
 
+def _of_users(root: Path, columns: str, suffix: str = 'parquet', relation: str = 'rates') -> Any:
+    """The edges of a folder with users and items, of two columns: 2, 0 and 0, 1."""
+    for type_ in ('user', 'items'):
+        write_table(root / 'nodes' / f'{type_}.parquet', {'id': [0, 1, 2]})
+    ends = ('items', 'user') if relation == 'rated_by' else ('user', 'items')
+    path = root / 'edges' / f'{ends[0]}__{relation}__{ends[1]}.{suffix}'
+    rows = np.array([[2, 0], [0, 1], [7, 8]][: columns.count(',') + 1])
+    if suffix == 'csv':
+        path.parent.mkdir(parents=True)
+        np.savetxt(path, rows.T, '%d', ',', header=columns, comments='')
+    else:
+        write_table(path, dict(zip(columns.split(','), rows, strict=True)))
+    data: Any = load_source(root)
+    return data[ends[0], relation, ends[1]].edge_index.tolist()
+
+
+@pytest.mark.parametrize('suffix', ['parquet', 'csv'])
+@pytest.mark.parametrize(
+    ('columns', 'relation', 'is_turned'),
+    [
+        ('item_id,user_id', 'rates', True),
+        ('item_id,user_id', 'rated_by', False),
+        ('ItemId,UserId,rating', 'rates', True),
+        ('from_item,to_user', 'rates', True),
+        ('users,items', 'rates', False),
+        ('users,other', 'rates', False),
+        ('one,other', 'rates', False),
+    ],
+)
+def test_columns_named_by_types(tmp_path, columns, relation, is_turned, suffix):
+    rows = [[2, 0], [0, 1]]
+    found = _of_users(tmp_path, columns, suffix, relation)
+    assert found == (rows[::-1] if is_turned else rows)
+
+
+@pytest.mark.parametrize('suffix', ['parquet', 'csv'])
+@pytest.mark.parametrize('columns', ['item,other', 'other,user_id'])
+def test_columns_named_against_types(tmp_path, columns, suffix):
+    told = "ids of 'user' and of 'items', in this order"
+    refuses(lambda: _of_users(tmp_path, columns, suffix), told, 'rename the columns')
+
+
 @pytest.mark.parametrize(
     ('name', 'message'),
     [

@@ -16,6 +16,7 @@ import pyg_sar
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources import columns as columns_module
 from pyg_sar.partition.sources import load_source, names, parts
+from pyg_sar.partition.sources.end_columns import ends_of
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.partition.sources.tables import read_table
 
@@ -294,11 +295,29 @@ def test_rows_of_pandas_are_left_out(tmp_path):
 
 
 def test_ends_by_other_names(tmp_path):
-    for src, dst in (('id_1', 'id_2'), ('FromNodeId', 'ToNodeId')):
+    for src, dst in (('id_1', 'id_2'), ('FromNodeId', 'ToNodeId'), ('from_address', 'to_address')):
         path = write_table(tmp_path / 'a.parquet', {'w': IDS, dst: IDS[::-1].copy(), src: IDS})
         data = load_source(path)
         assert data.edge_index.tolist() == [IDS.tolist(), IDS[::-1].tolist()]
         assert data.w.tolist() == IDS.tolist()
+
+
+@pytest.mark.parametrize(
+    ('names', 'ends'),
+    [
+        ('u,v,valid_from,valid_to', (0, 1)),
+        ('node1,node2,from_year,to_year', (0, 1)),
+        ('label1,label2,id1,id2', (2, 3)),
+        ('from_label,to_label,from_id,to_id', (2, 3)),
+        ('source_kind,id,created,target_id,source_id', (4, 3)),
+        ('protein1,protein2,score', (0, 1)),
+        ('score1,score2,user,item', None),
+        ('source_id,target_id,source_name,target_name', None),
+        ('from_year,to_year', None),
+    ],
+)
+def test_plain_names_win_over_words_in_names(names, ends):
+    assert ends_of(names.split(',')) == ends
 
 
 @pytest.mark.parametrize('batch_rows', [1, 4, 1000])

@@ -52,10 +52,12 @@ def read_edge_text(
     *,
     has_names: bool = False,
     is_konect: bool = False,
+    types: tuple[str, str] | None = None,
 ) -> EdgeText:
     """Reads files with an edge a line; those of one list have the same columns.
 
-    With `has_names` all ids are text. Lines of KONECT may leave out the weight, which is 1.
+    With `has_names` all ids are text. Lines of KONECT may leave out the weight, which is 1. `types`
+    are those of nodes at both ends, if there are several.
     """
     installed.reader('pyarrow', files[0])
     found = EdgeText({})
@@ -66,7 +68,7 @@ def read_edge_text(
             for piece in text_lines.pieces(path):
                 first = next(piece.lines(), None)
                 if reader is None and first is not None:
-                    form = form_of(piece, has_names=has_names, is_konect=is_konect)
+                    form = form_of(piece, has_names=has_names, is_konect=is_konect, types=types)
                     reader = stack.enter_context(closing(_Reader(form, scratch)))
                     found.header, found.comments = form.header, piece.comments()
                 if reader is not None:
@@ -96,10 +98,11 @@ def edge_list(
     *,
     relabel: bool = False,
     has_names: bool = False,
+    types: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
     """The arrays of a list of edges by name; a note tells how it was read."""
     try:
-        found = read_edge_text(texts, scratch, has_names=has_names)
+        found = read_edge_text(texts, scratch, has_names=has_names, types=types)
     except ValueError:
         if not relabel:
             raise

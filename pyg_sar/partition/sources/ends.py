@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,52 +23,6 @@ from pyg_sar.partition.sources.names import (
 )
 from pyg_sar.partition.sources.parts import Table
 from pyg_sar.shard.format import NODE_NAMES
-
-_ENDS = {'src', 'source', 'from'}, {'dst', 'target', 'to', 'destination'}
-_OTHER_ENDS = ('u', 'v'), ('i', 'j'), ('row', 'col'), ('head', 'tail'), ('subject', 'object')
-
-
-def ends_of(names: Sequence[str]) -> tuple[int, int] | None:
-    """Which columns hold sources and destinations, by their names; None where that is not plain.
-
-    They are called ``src`` and ``dst``, ``source`` and ``target``, ``from`` and ``to``; or such
-    words are among others (``FromNodeId``); or the names differ by 1 and 2 (``node_1``).
-    """
-    whole = [{name.strip().lower()} for name in names]
-    words = [{*map(str.lower, re.findall('[A-Z]?[a-z]+|[A-Z]+', name))} for name in names]
-    for of_names, pair in [
-        (whole, _ENDS),
-        (words, _ENDS),
-        *((whole, ({src}, {dst})) for src, dst in _OTHER_ENDS),
-    ]:
-        src, dst = ([at for at, has in enumerate(of_names) if has & ends] for ends in pair)
-        if len(src) == len(dst) == 1 and src != dst:
-            return src[0], dst[0]
-        if src or dst:
-            return None
-    for at, name in enumerate(names):
-        other = re.sub(r'1(?=\D*$)', '2', name)
-        if other != name and list(names).count(other) == 1:
-            return at, list(names).index(other)
-    return None
-
-
-def has_an_end(names: Sequence[str]) -> bool:
-    """Whether a column is called as those of sources or of destinations mostly are."""
-    return not {name.strip().lower() for name in names}.isdisjoint(_ENDS[0] | _ENDS[1])
-
-
-def columns_of_ends(names: Sequence[str], where: str) -> tuple[int, int]:
-    """The columns of sources and destinations; of two columns that are called otherwise, both."""
-    ends = ends_of(names)
-    if ends is None and len(names) == 2 and not has_an_end(names):
-        return 0, 1
-    if ends is None:
-        raise ValueError(
-            f"expected columns 'src' and 'dst', 'source' and 'target', or 'from' and 'to', one of "
-            f'each, in {where} (got {list(names)}): rename the columns of the ids'
-        )
-    return ends
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,18 @@ def graph_of_tables(path: Path, options: NodeTableOptions, scratch: Scratch) -> 
     return graph_of_edges(edges, path, nodes, ids)
 
 
-def _edges(path: Path, scratch: Scratch, ids: tuple[NodeIds, NodeIds] | None) -> dict[str, Any]:
+def _edges(
+    path: Path,
+    scratch: Scratch,
+    ids: tuple[NodeIds, NodeIds] | None,
+    types: tuple[str, str] | None = None,
+) -> dict[str, Any]:
     """The columns of edges in a table or a list as text, with ends in tables of nodes if given."""
     texts = edge_texts(path)
     if not texts:
-        return read_table(path, scratch, ids=ids)
+        return read_table(path, scratch, ids=ids, types=types)
     has_names = any('string' in each.kind for each in ids or ())
-    found = edge_list(texts, scratch, has_names=has_names)
+    found = edge_list(texts, scratch, has_names=has_names, types=types)
     return found if ids is None else looked_up(found, ids, path, scratch)
 
 
@@ -120,7 +125,7 @@ def read_typed_folder(path: Path, options: NodeTableOptions, scratch: Scratch) -
         data[type_].num_nodes = ids[type_].count
         _fill(data[type_], values, ids[type_].names)
     for name, key in relations.items():
-        values = _edges(edges[name], scratch, (ids[key[0]], ids[key[2]]))
+        values = _edges(edges[name], scratch, (ids[key[0]], ids[key[2]]), (key[0], key[2]))
         _fill(data[key], values, None)
     return data
 

@@ -9,7 +9,8 @@ from typing import Any
 from pyg_sar.partition.masks import INDICES
 from pyg_sar.partition.memmap import MEMORY, Scratch
 from pyg_sar.partition.sources.columns import Column
-from pyg_sar.partition.sources.ends import Ends, NodeIds, columns_of_ends
+from pyg_sar.partition.sources.end_columns import columns_of_ends
+from pyg_sar.partition.sources.ends import Ends, NodeIds
 from pyg_sar.partition.sources.parts import (
     BATCH_ROWS,
     arrow_errors,
@@ -28,6 +29,7 @@ def read_table(
     *,
     batch_rows: int = BATCH_ROWS,
     ids: tuple[NodeIds, NodeIds] | None = None,
+    types: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
     """Reads a Parquet table with a row per edge into scratch space.
 
@@ -37,7 +39,8 @@ def read_table(
 
     Ends that are text or UUIDs become numbers 0 to N-1 in the order in which they first come:
     ``node_names``, a pyarrow Array [N], has them.
-    With `ids` of the tables of sources and of destinations ends are ids there.
+    With `ids` of the tables of sources and of destinations, and of `types` of nodes, ends are ids
+    there.
     """
     table = open_table(path)
     names = list(table.types)
@@ -45,7 +48,7 @@ def read_table(
         raise ValueError(
             f"expected two columns or more, of different names, in '{path}' (got {names})"
         )
-    ends = [names[at] for at in columns_of_ends(names, f"'{path}'")]
+    ends = [names[at] for at in columns_of_ends(names, f"'{path}'", types)]
     edges = Ends(table, ends, scratch, ids=ids)
     others = {name: type_ for name, type_ in table.types.items() if name not in ends}
     check_names(others, path)

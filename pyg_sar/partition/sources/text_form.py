@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pyg_sar.partition.sources import text_lines
-from pyg_sar.partition.sources.ends import columns_of_ends, ends_of, has_an_end
+from pyg_sar.partition.sources.end_columns import columns_of_ends, ends_of, has_an_end
 from pyg_sar.partition.sources.tables import check_names
 from pyg_sar.partition.sources.text_lines import Piece, is_integer, is_number
 
@@ -33,7 +33,9 @@ class Form:
     fill: bytes = b''  # what a line of two fields lacks
 
 
-def form_of(piece: Piece, *, has_names: bool, is_konect: bool) -> Form:
+def form_of(
+    piece: Piece, *, has_names: bool, is_konect: bool, types: tuple[str, str] | None
+) -> Form:
     """How the lines of a file are to be read, from its first lines."""
     first, *_ = texts = [*islice(piece.lines(), 1 + _LOOK_AHEAD)]
     delimiter = text_lines.delimiter_of(texts)
@@ -68,7 +70,7 @@ def form_of(piece: Piece, *, has_names: bool, is_konect: bool) -> Form:
             f'expected a name for every column, each another, in {where} (got {fields}): pandas '
             'leaves its index out by to_csv(index=False)'
         )
-    ends = columns_of_ends(fields, where)
+    ends = columns_of_ends(fields, where, types)
     others = {name: None for at, name in enumerate(fields) if at not in ends}
     check_names(others, piece.path)
     return Form(delimiter, fields, first, ends, has_names or _has_names(rest, ends))
