@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graph_files import content
+from graph_files import content, refuses, write_table
 from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.partition.__main__ import main
 from pyg_sar.partition.memmap import MEMORY, Scratch
 from pyg_sar.partition.sources import load_source, text_lines
+from pyg_sar.partition.sources.node_tables import NodeTableOptions
 
 pyarrow = pytest.importorskip('pyarrow')
 
@@ -263,16 +264,29 @@ def test_names_as_those_of_konect(tmp_path: Path) -> None:
 
 
 def test_konect_both_ways(tmp_path: Path, scratch: Any) -> None:
-    path = tmp_path / 'out.a'
+    path = tmp_path / 'a.edges'
     path.write_text('% sym unweighted\n1 2\n2 3 5\n3 3\n')
     data, (note,) = _read(path, scratch or MEMORY)
     assert data.edge_index.tolist() == [[0, 1, 2, 1, 2], [1, 2, 2, 0, 1]]
     assert data.edge_weight.tolist() == [1, 5, 1, 1, 5]  # a line may leave its weight out
     assert 'both directions' in note
+    nodes = write_table(tmp_path / 'n.parquet', {'id': [1, 2, 3]})
+    table = NodeTableOptions(nodes=str(nodes))
+    refuses(lambda: load_source(path, tables=table), 'KONECT alone', "begins with '% sym unw")
+    path.write_text('% symmetric edges\n1 2\n')  # which are other words
+    assert _read(path)[0].edge_index.tolist() == [[1], [2]]
 
 
-def test_konect_bipartite(tmp_path: Path) -> None:
-    data = _of_text(tmp_path, '% bip posweighted\n% 2 5 3\n1 1 4\n2 3 5\n', 'out.a')
+@pytest.mark.parametrize('name', ['out.a', 'rec-a.edges', 'a.txt.zst'])
+def test_konect_bipartite(tmp_path: Path, name: str) -> None:
+    """The header tells the same in any list of edges."""
+    text = '% bip posweighted\n% 2 5 3\n1 1 4\n2 3 5\n'
+    if name.endswith('.zst'):
+        packed = pyarrow.compress(text.encode(), codec='zstd', asbytes=True)
+        (tmp_path / name).write_bytes(packed)
+        data = _read(tmp_path / name)[0]
+    else:
+        data = _of_text(tmp_path, text, name)
     assert content(data) == {
         'left': {'num_nodes': 5},
         'right': {'num_nodes': 3},

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import warnings
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partition.memmap import Scratch, edge_chunks, join_edges, smallest_and_largest
-from pyg_sar.partition.sources.edge_text import read_edge_text
-from pyg_sar.partition.sources.pieces import open_plain
+from pyg_sar.partition.sources.edge_text import edge_texts, read_edge_text
+from pyg_sar.partition.sources.text_lines import is_konect, pieces
 from pyg_sar.shard.files import is_of_system
 
 _OTHERS = re.compile(
@@ -24,19 +24,18 @@ _FORMATS = ('sym', 'asym', 'bip')
 def konect_file(path: Path) -> Path | None:
     """The file with the edges: `path`, or the one in an unpacked archive; None of anything else.
 
-    In a folder, or with a suffix such as .csv, it is one only where it begins with a comment.
+    It is called out.NAME; in a folder, or with a suffix such as .csv, it begins as KONECT's do.
     """
-    files = [path] if path.is_file() else sorted(path.glob('out.*'))
-    if len(files) != 1 or not files[0].name.startswith('out.') or not files[0].is_file():
-        return None
-    is_plain = path.is_file() and not _OTHERS.search(path.name.lower())
-    return files[0] if is_plain or _begins_as_konect(files[0]) else None
+    if path.is_file() and path.name.startswith('out.') and not _OTHERS.search(path.name.lower()):
+        return path
+    files = [path] if path.is_file() and edge_texts(path) else sorted(path.glob('out.*'))
+    is_one = len(files) == 1 and files[0].is_file() and _begins_as_konect(files[0])
+    return files[0] if is_one else None
 
 
 def _begins_as_konect(path: Path) -> bool:
     try:
-        with open_plain(path) as file:
-            return re.match(rb'%\s*(sym|asym|bip)\b', file.read(100)) is not None
+        return any(map(is_konect, islice(pieces(path, 1 << 10), 1)))
     except Exception as error:  # Damaged files, which reading them tells.
         if is_of_system(error):
             raise

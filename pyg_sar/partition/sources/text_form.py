@@ -50,6 +50,11 @@ def form_of(
             f"expected edges alone in '{piece.path}' (got '%%MatrixMarket', which has a line of "
             'sizes in front of them): name the file .mtx'
         )
+    if piece.number == 0 and not is_konect and text_lines.is_konect(piece):
+        raise ValueError(
+            f"expected a file of KONECT alone, without other tables (got '{piece.path}', which "
+            f"begins with '% {piece.comments()[0]}'): take that line out to read ids as they are"
+        )
     if '{' in first and first.rstrip().endswith('}'):
         raise ValueError(
             f'expected numbers beside the ids in {where} (got {first[:80]!r}): '

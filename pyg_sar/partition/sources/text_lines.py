@@ -118,6 +118,11 @@ def is_matrix_market(piece: Piece) -> bool:
     return piece.content[:14].lower() == b'%%matrixmarket'
 
 
+def is_konect(piece: Piece) -> bool:
+    """Whether a file begins as those of KONECT do."""
+    return re.match(rb'\s*%\s*(sym|asym|bip)\b', piece.content) is not None
+
+
 def check_comments(piece: Piece, delimiter: str, count: int) -> None:
     """Raises ValueError of a comment behind a row that may be an edge between names, as #a,b."""
     is_behind = piece.number > 0
