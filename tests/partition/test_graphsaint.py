@@ -163,6 +163,7 @@ def test_sizes_that_differ(tmp_path):
             load_source(folder)
 
 
+@pytest.mark.filterwarnings('ignore:not read in .* class_map.json, role.json')
 def test_a_folder_of_arrays_may_have_a_file_of_that_name(tmp_path):
     folder = _write(tmp_path)
     np.save(folder / 'edge_index.npy', np.array([[0, 1], [1, 2]]))

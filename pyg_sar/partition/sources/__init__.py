@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from pyg_sar.partition.sources.table_graphs import (
     read_typed_folder,
 )
 from pyg_sar.partition.sources.tables import read_table
+from pyg_sar.partition.sources.unread import check_all_read
 from pyg_sar.shard.format import NODE_NAMES
 
 NAMES = (
@@ -69,6 +71,8 @@ def load_source(
     nodes = _node_files(path) if edges not in (None, path) and given.nodes is None else []
     if nodes:
         given = replace(given, nodes=os.fspath(nodes[0]))
+    if path.is_dir():
+        check_all_read(path, _files_read(path, edges, given))
     if is_typed_folder(path) or (edges is not None and given != NodeTableOptions()):
         if relabel:
             raise ValueError(
@@ -139,23 +143,52 @@ def _in_memory(data: Data | HeteroData, scratch: Scratch | None) -> Data | Heter
 
 
 def _table_alone(path: Path) -> Path | None:
-    """A table of edges: `path`, or ``edges.parquet`` or ``edges.csv`` in it, with no arrays."""
+    """A table of edges: `path`, or ``edges.parquet``, ``edges.csv``, ... in it, with no arrays."""
     edges = _edge_files(path)
-    if len(edges) == 1 and edges[0].suffix in TABLES and not files.array_files(path):
+    if len(edges) == 1 and edges[0].suffix != '.npy' and not files.array_files(path):
         return edges[0]
-    return path if not edges and table_files(path) else None
+    if edges or not (parts := table_files(path)):
+        return None
+    if of_nodes := [part.name for part in parts if path.is_dir() and _OF_NODES.match(part.name)]:
+        others = sorted({entry.name for entry in path.glob('[!._]*')} - {*of_nodes})
+        raise ValueError(
+            f"expected edges.csv, edges.txt or edges.parquet beside {of_nodes} in '{path}' (got "
+            f'{others}): rename the file of the edges'
+        )
+    return path
+
+
+_OF_NODES = re.compile('node|vert(ex|ices)', re.IGNORECASE)
 
 
 def _edge_files(folder: Path) -> list[Path]:
     """The files of edges in a folder of arrays."""
-    names = ('edge_index.npy', *(f'edges{suffix}' for suffix in TABLES))
-    found = [f for f in map(folder.joinpath, names) if f.is_file() or table_files(f)]
+    array = folder / 'edge_index.npy'
+    found = [array] if array.is_file() else []
+    found += [f for f in sorted(folder.glob('edges.*')) if table_files(f) or edge_texts(f)]
     return found or [f for n, f in files.array_files(folder).items() if n.startswith('edge|')][:1]
 
 
 def _node_files(folder: Path) -> list[Path]:
     """The tables of nodes in a folder."""
     return [f for suffix in TABLES if table_files(f := folder / f'nodes{suffix}')]
+
+
+def _files_read(path: Path, edges: Path | None, given: NodeTableOptions) -> list[Path]:
+    """The files that are read of a folder."""
+    if is_typed_folder(path):
+        tables = [*path.glob('nodes/*'), *path.glob('edges/*')]
+    elif edges is not None:
+        tables = [edges, *([] if given.nodes is None else [Path(given.nodes)])]
+    elif konect := konect_file(path):
+        tables = [konect]
+    elif found := _edge_files(path):
+        tables = [*found, *_node_files(path), *files.array_files(path).values()]
+    elif graphsaint.is_graphsaint(path):
+        tables = [*map(path.joinpath, graphsaint.FILES)]
+    else:
+        return [*path.glob('*')]  # of which an error tells
+    return [file for table in tables for file in table_files(table) or edge_texts(table) or [table]]
 
 
 def _folder(path: Path, scratch: Scratch | None) -> Data | HeteroData:
@@ -169,7 +202,7 @@ def _folder(path: Path, scratch: Scratch | None) -> Data | HeteroData:
     }
     if scratch is None:
         arrays = {name: np.array(array) for name, array in arrays.items()}
-    if edges[0].suffix in TABLES:
+    if edges[0].suffix != '.npy':
         texts = edge_texts(edges[0])
         columns = edge_list(texts, space) if texts else read_table(edges[0], space)
         if NODE_NAMES in columns:

@@ -22,6 +22,9 @@ from pyg_sar.partition.sources.pieces import PIECE
 from pyg_sar.shard.files import ordinary_file
 
 _MATRIX, _FEATURES, _CLASSES, _SPLIT = 'adj_full.npz', 'feats.npy', 'class_map.json', 'role.json'
+FILES = _MATRIX, _FEATURES, _CLASSES, _SPLIT, 'adj_train.npz'
+"""Of which the last, the edges between training nodes, is a part of the first."""
+
 _ROLES = ('tr', 'va', 'te')
 
 
@@ -34,10 +37,9 @@ def read_graphsaint(folder: Path, scratch: Scratch | None) -> dict[str, Any]:
     """Reads a folder of GraphSAINT: arrays by name; in memory, or mapped with `scratch`.
 
     They are ``edge_index`` [2, E] from rows to columns, ``x`` float32 [N, F], ``y`` int64 [N], or
-    float32 [N, C] with several labels for each node, and the masks bool [N]. adj_train.npz, the
-    edges between training nodes, is not read.
+    float32 [N, C] with several labels for each node, and the masks bool [N].
     """
-    names = _MATRIX, _FEATURES, _CLASSES, _SPLIT
+    names = FILES[:4]
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise ValueError(
             f"expected {', '.join(names)} in '{folder}' (got no {' and no '.join(missing)})"
