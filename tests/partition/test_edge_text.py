@@ -182,6 +182,14 @@ def test_a_first_edge_is_no_header(tmp_path: Path, names: list[str]) -> None:
     assert data.edge_index.size(1) == 3
 
 
+@pytest.mark.parametrize(
+    'text',
+    ['a\t12:30\nb\t13:45\na\t9\n', 'a c\ne a\nc e\n', '5 #a\n6 b\n5 b\n', '7 a,5\n7 b,5\n5,6\n'],
+)
+def test_names_that_are_no_other_form(tmp_path: Path, text: str) -> None:
+    assert _of_text(tmp_path, text).num_edges == 3
+
+
 def test_nodes_alike_or_a_header(tmp_path: Path) -> None:
     """A name of a column is none of nodes that are called alike."""
     for ids, count in (('a', 20), ('n', 21)):

@@ -8,6 +8,7 @@ from itertools import islice
 
 from pyg_sar.partition.sources import text_lines
 from pyg_sar.partition.sources.end_columns import columns_of_ends, ends_of, has_an_end
+from pyg_sar.partition.sources.odd_forms import check_form
 from pyg_sar.partition.sources.tables import check_names
 from pyg_sar.partition.sources.text_lines import Piece, is_integer, is_number
 
@@ -38,28 +39,13 @@ def form_of(
 ) -> Form:
     """How the lines of a file are to be read, from its first lines."""
     first, *_ = texts = [*islice(piece.lines(), 1 + _LOOK_AHEAD)]
+    check_form(piece, texts, is_konect=is_konect)
     delimiter = text_lines.delimiter_of(texts)
     fields, *rest = (text_lines.split(text, delimiter) for text in texts)
     where = f"the first line of '{piece.path}'"
     if len(fields) < 2:
         raise ValueError(
             f'expected an edge, two ids by a comma, a tab or spaces, in {where} (got {first!r})'
-        )
-    if piece.number == 0 and text_lines.is_matrix_market(piece):
-        raise ValueError(
-            f"expected edges alone in '{piece.path}' (got '%%MatrixMarket', which has a line of "
-            'sizes in front of them): name the file .mtx'
-        )
-    if piece.number == 0 and not is_konect and text_lines.is_konect(piece):
-        raise ValueError(
-            f"expected a file of KONECT alone, without other tables (got '{piece.path}', which "
-            f"begins with '% {piece.comments()[0]}'): take that line out to read ids as they are"
-        )
-    if '{' in first and first.rstrip().endswith('}'):
-        raise ValueError(
-            f'expected numbers beside the ids in {where} (got {first[:80]!r}): '
-            "networkx.write_edgelist(graph, path, data=False), or data=['weight'], leaves names "
-            'of attributes out'
         )
     if is_konect:
         count = max(map(len, [fields, *rest]))

@@ -215,6 +215,7 @@ def explain(
                 hint = ''
                 if checks[name] is is_number:
                     hint = ': leave the column out, or write numbers'
+                    hint += ' with decimal points' * bool(re.fullmatch(r'-?\d+,\d+', field))
                 elif re.fullmatch(r'\d+', field):
                     hint = ', of more than 64 bits: --relabel takes ids as names'
                 raise ValueError(
