@@ -71,6 +71,17 @@ def test_tables_that_nobody_reads_are_refused(tmp_path, files, told):
     assert '\n' not in str(raised.value)
 
 
+def test_links_in_a_folder(tmp_path):
+    """To a table elsewhere, and to a folder above."""
+    parts = _folder_of(tmp_path / 'far', {'0.csv': '0,1\n', '1.csv': '1,2\n'})
+    root = _folder_of(tmp_path / 'near', {'nodes.csv': NODES})
+    (root / 'edges.csv').symlink_to(parts)
+    assert load_source(root).edge_index.tolist() == [[0, 1], [1, 2]]
+    (root / 'up').symlink_to('..')
+    with pytest.warns(UserWarning, match='not read in .*: up$'):
+        load_source(root)
+
+
 def test_other_files_that_nobody_reads_are_noted(tmp_path):
     files = {'edges.csv': '0,1\n', 'people.csv': NODES, 'README.txt': 'a b', 'a.pdf': '', '.x': ''}
     root = _folder_of(tmp_path, files)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from pathlib import Path
 
 from pyg_sar.partition.sources.edge_text import edge_texts
 from pyg_sar.partition.sources.parts import table_files
 
 _PROSE = re.compile(
-    r'(read.?me|licen[cs]e|notice|citation|authors|change|requirements|notes?|log|about)\b', re.I
+    r'(read.?me|licen[cs]e|notice|citation|authors|change(log|s)|requirements|notes?|log)\b', re.I
 )
 
 
@@ -21,7 +21,8 @@ def check_all_read(folder: Path, read: Collection[Path]) -> None:
 
     Names that begin with ``.`` or ``_`` are those of other programs.
     """
-    unread = [*_others(folder, {path.resolve() for path in read})]
+    known = {Path(os.path.abspath(path)) for path in read}
+    unread = [*_others(folder, known, {parent for path in known for parent in path.parents})]
     tables = [
         path
         for path in unread
@@ -37,12 +38,12 @@ def check_all_read(folder: Path, read: Collection[Path]) -> None:
         warnings.warn(f"not read in '{folder}': {_names(unread, folder)}", stacklevel=3)
 
 
-def _others(folder: Path, read: Collection[Path]) -> Iterator[Path]:
+def _others(folder: Path, read: Set[Path], parents: Set[Path]) -> Iterator[Path]:
     """The entries of a folder that are not read, and hold nothing that is."""
     for entry in sorted(folder.glob('[!._]*')):
-        if any(entry.resolve() in path.parents for path in read):
-            yield from _others(entry, read)
-        elif entry.resolve() not in read:
+        if (path := Path(os.path.abspath(entry))) in parents:
+            yield from _others(entry, read, parents)
+        elif path not in read:
             yield entry
 
 
