@@ -61,6 +61,17 @@ LISTS: dict[str, tuple[str, dict[str, list[float]]]] = {
             *('from_year,u,v', 'time,person1,person2', 'label1,id1,id2'),
         )
     },
+    **{
+        f'a header in a comment {sign!r}': (
+            f'# by hand\n#{sign.join(["dst", "src", "w"])}\n' + rows.replace(' ', sign),
+            {'w': [3, 4, 5]},
+        )
+        for sign in (' ', '\t', ',', '; ')
+        for rows in ['1 3 3\n2 1 4\n0 0 5\n']
+    },
+    'a header in a comment by another sign': ('# target, source\n1 3\n2 1\n0 0\n', {}),
+    'a comment of other words': ('# target found\n3 1\n1 2\n0 0\n', {}),
+    'a header under comments': ('# dst src\n# of 2020\n3 1\n1 2\n0 0\n', {}),
     'infinite weights': ('3 1 inf\n1 2 -inf\n0 0 1\n', {'edge_weight': [math.inf, -math.inf, 1]}),
     'five columns': (
         '3 1 1 5 7\n1 2 1 5 8\n0 0 1 5 9\n',
@@ -237,6 +248,28 @@ def test_gaps(tmp_path: Path) -> None:
     torch.save(Data(x=torch.ones(9, 1), edge_index=torch.tensor([[7], [8]])), tmp_path / 'a.pt')
     with pytest.raises(ValueError, match=r"edges without attributes of nodes .* .got .*\['x'\]"):
         load_source(tmp_path / 'a.pt', relabel=True)
+
+
+def test_a_comment_names_columns_of_names(tmp_path: Path) -> None:
+    data = _of_text(tmp_path, '# to from\nbob ann\ncy bob\n')
+    assert data.node_names.to_pylist() == ['ann', 'bob', 'cy']
+    assert data.edge_index.tolist() == [[0, 1], [1, 2]]
+    for at, header in enumerate(('src,dst', 'dst,src')):
+        (tmp_path / 'parts').mkdir(exist_ok=True)
+        (tmp_path / 'parts' / f'{at}.csv').write_text(f'# {header}\n0,1\n')
+    refuses(lambda: load_source(tmp_path / 'parts'), 'the columns of the other files in', '1.csv')
+
+
+def test_whole_floats_are_ids_to_relabel(tmp_path: Path, scratch: Any) -> None:
+    path = tmp_path / 'a.csv'
+    for text in ('src,dst\n1.0,2\n2.0,3\n', '1.0,2.\n2,3.0\n', '1,2\n2,3e0\n'):
+        path.write_text(text)
+        data = _read(path, scratch, relabel=True)[0]
+        assert data.node_names.to_pylist() == [1, 2, 3]
+        assert data.edge_index.tolist() == [[0, 1], [1, 2]]
+    refuses(lambda: load_source(path), 'an integer in column 2')
+    path.write_text('1.5,2\n2,3\n')  # no numbers of nodes, but names
+    assert _read(path, relabel=True)[0].node_names.to_pylist() == ['1.5', '2', '3']
 
 
 # KONECT

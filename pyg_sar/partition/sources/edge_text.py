@@ -18,11 +18,12 @@ import numpy as np
 from pyg_sar.partition.memmap import Scratch, smallest_and_largest
 from pyg_sar.partition.sources import text_lines
 from pyg_sar.partition.sources.columns import unit_of
+from pyg_sar.partition.sources.end_columns import ends_of
 from pyg_sar.partition.sources.names import Numbering
 from pyg_sar.partition.sources.parts import table_files
 from pyg_sar.partition.sources.pieces import is_read
 from pyg_sar.partition.sources.spool import Spool
-from pyg_sar.partition.sources.text_form import Form, form_of
+from pyg_sar.partition.sources.text_form import Form, form_of, names_in_comment
 from pyg_sar.partition.sources.text_lines import (
     Piece,
     is_integer,
@@ -53,11 +54,12 @@ def read_edge_text(
     has_names: bool = False,
     is_konect: bool = False,
     types: tuple[str, str] | None = None,
+    takes_floats: bool = False,
 ) -> EdgeText:
     """Reads files with an edge a line; those of one list have the same columns.
 
     With `has_names` all ids are text. Lines of KONECT may leave out the weight, which is 1. `types`
-    are those of nodes at both ends, if there are several.
+    are those of nodes at both ends, if there are several. With `takes_floats` 1.0 is the id 1.
     """
     installed.reader('pyarrow', files[0])
     found = EdgeText({})
@@ -69,7 +71,7 @@ def read_edge_text(
                 first = next(piece.lines(), None)
                 if reader is None and first is not None:
                     form = form_of(piece, has_names=has_names, is_konect=is_konect, types=types)
-                    reader = stack.enter_context(closing(_Reader(form, scratch)))
+                    reader = stack.enter_context(closing(_Reader(form, scratch, takes_floats)))
                     found.header, found.comments = form.header, piece.comments()
                 if reader is not None:
                     found.num_comments += reader.add(piece, path_begins=is_first)
@@ -102,7 +104,9 @@ def edge_list(
 ) -> dict[str, Any]:
     """The arrays of a list of edges by name; a note tells how it was read."""
     try:
-        found = read_edge_text(texts, scratch, has_names=has_names, types=types)
+        found = read_edge_text(
+            texts, scratch, has_names=has_names, types=types, takes_floats=relabel
+        )
     except ValueError:
         if not relabel:
             raise
@@ -140,8 +144,9 @@ def _begins_with_sizes(arrays: dict[str, Any]) -> bool:
 class _Reader:
     """Collects the columns of pieces."""
 
-    def __init__(self, form: Form, scratch: Scratch) -> None:
+    def __init__(self, form: Form, scratch: Scratch, takes_floats: bool) -> None:
         self.form, self.num_edges, self._scratch = form, 0, scratch
+        self._takes_floats = takes_floats
         self._spools = {name: Spool(scratch) for name in form.names}
         self._names = Numbering() if form.is_text else None
         self._units, self._told = dict[str, str](), set[str]()
@@ -156,6 +161,13 @@ class _Reader:
             raise ValueError(
                 f"expected the header of the other files in '{piece.path}', {self.form.header!r} "
                 f'(got {first!r})'
+            )
+        form = self.form
+        told = path_begins and names_in_comment(piece, form.delimiter, len(form.names))
+        if told and ends_of(told) != form.ends:
+            raise ValueError(
+                f"expected the columns of the other files in '{piece.path}', {form.names} "
+                f'(got {told})'
             )
         compute = import_module('pyarrow.compute')
         content, num_comments = text_lines.without_comments(piece.content)
@@ -208,28 +220,39 @@ class _Reader:
         return self._parsed(content, form.delimiter)
 
     def _parsed(self, content: bytes, delimiter: str) -> list[Any]:
-        csv, form = import_module('pyarrow.csv'), self.form
+        pyarrow = self._pyarrow
         try:
-            table = csv.read_csv(
-                self._pyarrow.BufferReader(content),
-                csv.ReadOptions(
-                    use_threads=False, block_size=len(content) + 1, column_names=form.names
-                ),
-                csv.ParseOptions(
-                    delimiter=delimiter, quote_char=False if form.delimiter == ' ' else '"'
-                ),
-                csv.ConvertOptions(
-                    column_types={form.names[at]: self._id_type for at in form.ends},
-                    null_values=[],
-                    check_utf8=form.is_text,
-                ),
-            )
-        except self._pyarrow.ArrowInvalid:
-            if self._id_type != self._pyarrow.int32():
+            table = self._table(content, delimiter, self._id_type)
+        except pyarrow.ArrowInvalid:
+            if self._id_type == pyarrow.int32():
+                self._id_type = pyarrow.int64()
+                return self._parsed(content, delimiter)
+            if not self._takes_floats or self.form.is_text:
                 raise
-            self._id_type = self._pyarrow.int64()
-            return self._parsed(content, delimiter)
+            table = self._table(content, delimiter, pyarrow.float64())
+            for at in self.form.ends:
+                ids = table.column(at)
+                if not (abs(ids.to_numpy()) < 2**53).all():
+                    raise _NoNumbersError('ids that float64 does not hold') from None
+                table = table.set_column(at, self.form.names[at], ids.cast(pyarrow.int64()))
         return [column.combine_chunks() for column in table.columns]
+
+    def _table(self, content: bytes, delimiter: str, id_type: Any) -> Any:
+        csv, form = import_module('pyarrow.csv'), self.form
+        return csv.read_csv(
+            self._pyarrow.BufferReader(content),
+            csv.ReadOptions(
+                use_threads=False, block_size=len(content) + 1, column_names=form.names
+            ),
+            csv.ParseOptions(
+                delimiter=delimiter, quote_char=False if form.delimiter == ' ' else '"'
+            ),
+            csv.ConvertOptions(
+                column_types={form.names[at]: id_type for at in form.ends},
+                null_values=[],
+                check_utf8=form.is_text,
+            ),
+        )
 
     def explain(self, piece: Piece, reason: str, *, skip_header: bool) -> NoReturn:
         """Raises ValueError with the first line of a piece that is not as it must be."""

@@ -50,10 +50,13 @@ def form_of(
     if is_konect:
         count = max(map(len, [fields, *rest]))
         return Form(delimiter, [*_COLUMNS[:count]], None, (0, 1), False, fill=b' 1')
-    if not _is_header(fields, rest, first, where):
+    told = names_in_comment(piece, delimiter, len(fields))
+    if (told and ends_of(fields) is None) or not _is_header(fields, rest, first, where):
         rows = [fields, *rest]
-        is_text = has_names or _has_names(rows, (0, 1))
-        return Form(delimiter, _names(rows), None, (0, 1), is_text)
+        names = told or _names(rows)
+        ends = columns_of_ends(names, where) if told else (0, 1)
+        _check_others(names, ends, piece)
+        return Form(delimiter, names, None, ends, has_names or _has_names(rows, ends))
     if len(fields) == 2 and fields[0] == fields[1] != '':  # two ids of one kind
         fields = [*_COLUMNS[:2]]
     if not all(fields) or len({*fields}) < len(fields):
@@ -62,9 +65,25 @@ def form_of(
             'leaves its index out by to_csv(index=False)'
         )
     ends = columns_of_ends(fields, where, types)
-    others = {name: None for at, name in enumerate(fields) if at not in ends}
-    check_names(others, piece.path)
+    _check_others(fields, ends, piece)
     return Form(delimiter, fields, first, ends, has_names or _has_names(rest, ends))
+
+
+def _check_others(names: list[str], ends: tuple[int, int], piece: Piece) -> None:
+    check_names({name: None for at, name in enumerate(names) if at not in ends}, piece.path)
+
+
+def names_in_comment(piece: Piece, delimiter: str, count: int) -> list[str]:
+    """The names of columns in the comment above the first row, such as # src dst; or none.
+
+    They are as many as there are columns, and name the ends.
+    """
+    text = next(reversed(piece.comments()), '')
+    for names in text_lines.split(text, delimiter), re.findall(r'[^\s,;]+', text):
+        is_even = len(names) == len({*names}) == count and not any(map(is_number, names))
+        if is_even and ends_of(names) is not None:
+            return names
+    return []
 
 
 def _is_header(fields: list[str], rest: list[list[str]], first: str, where: str) -> bool:
