@@ -251,9 +251,10 @@ def test_gaps(tmp_path: Path) -> None:
 
 
 def test_a_comment_names_columns_of_names(tmp_path: Path) -> None:
-    data = _of_text(tmp_path, '# to from\nbob ann\ncy bob\n')
-    assert data.node_names.to_pylist() == ['ann', 'bob', 'cy']
-    assert data.edge_index.tolist() == [[0, 1], [1, 2]]
+    data = _of_text(tmp_path, '# to from\nbob ann\ndan cy\n')
+    assert data.node_names.to_pylist() == ['ann', 'bob', 'cy', 'dan']
+    assert data.edge_index.tolist() == [[0, 2], [1, 3]]
+    refuses(lambda: _of_text(tmp_path, '# from to\nciting,cited\n1,2\n'), "got ['citing', 'cited']")
     for at, header in enumerate(('src,dst', 'dst,src')):
         (tmp_path / 'parts').mkdir(exist_ok=True)
         (tmp_path / 'parts' / f'{at}.csv').write_text(f'# {header}\n0,1\n')

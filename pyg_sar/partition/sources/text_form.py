@@ -51,7 +51,7 @@ def form_of(
         count = max(map(len, [fields, *rest]))
         return Form(delimiter, [*_COLUMNS[:count]], None, (0, 1), False, fill=b' 1')
     told = names_in_comment(piece, delimiter, len(fields))
-    if (told and ends_of(fields) is None) or not _is_header(fields, rest, first, where):
+    if not _is_header(fields, rest, first, where, is_told=bool(told)):
         rows = [fields, *rest]
         names = told or _names(rows)
         ends = columns_of_ends(names, where) if told else (0, 1)
@@ -86,8 +86,13 @@ def names_in_comment(piece: Piece, delimiter: str, count: int) -> list[str]:
     return []
 
 
-def _is_header(fields: list[str], rest: list[list[str]], first: str, where: str) -> bool:
-    """Whether the first line names the columns. Of edges between names it may not be known."""
+def _is_header(
+    fields: list[str], rest: list[list[str]], first: str, where: str, *, is_told: bool
+) -> bool:
+    """Whether the first line names the columns, as a comment does if `is_told`.
+
+    Of edges between names it may not be known.
+    """
     ends = ends_of(fields)
     is_plain = ends is not None and has_an_end([fields[end] for end in ends])
     if is_plain and not all(is_number(name) for name in fields):
@@ -103,6 +108,8 @@ def _is_header(fields: list[str], rest: list[list[str]], first: str, where: str)
         return {_without_digits(fields[end]) for end in ends}.isdisjoint(
             map(_without_digits, of_ends)
         )
+    if is_told:
+        return False
     raise ValueError(
         f'expected a header such as src,dst, or ids, in {where} (got {first!r}, which may be '
         "either): write a line 'src,dst' above the first edge, with a name for every column"
