@@ -139,15 +139,16 @@ TWO_KINDS = 'of .*got string.*both numbers, or both names'
 NAMED_OTHERWISE = ('edge_index', 'num_nodes', 'node_names', 'train_idx', 'face')
 
 ODD_FORMS = {
-    'decimal commas.: write decimal points': (
+    'decimal commas, or lists of ids.: write decimal points': (
         *('0;1;0,5\n1;2;0,7\n', '0\t1\t0,5\n', '0 1 0,5\n', '0 1 2\n1 2 0,5 7\n'),
-        'src dst w\n0 1 0,5\n',
+        *('src dst w\n0 1 0,5\n', '0\t1,2\n1\t0\n', '1,000 2,000\n'),
     ),
     'a comment behind an edge.: write comments on': (
         *('0,1 # first\n1,2\n', '0 1\n1 2 # second\n', '0 1 0.5 % c\n', 'src,dst\n0,1 # c\n'),
     ),
     'a list of neighbours.: write an edge': ('0: 1 2\n1: 2 0\n', '0:\n1: 2, 0\n', '0 1:0.5 2:1\n'),
-    'an arrow between ids.: write an edge': ('0 -> 1\n1 -> 2\n', 'a -- 1\n'),
+    'an arrow between ids.: write an edge': ('0 -> 1\n1 -> 2\n', 'a -- 1\n', '0--1 5\n1--2 6\n'),
+    'a semicolon behind an edge.: leave': ('0,1;\n1,2;\n',),
     'an edge in brackets.: write an edge': ('(0, 1)\n(1, 2)\n', '[[0, 1], [1, 2]]\n'),
     'lines of DIMACS.: leave out c and p lines': (
         *('e 1 2\ne 2 3\n', 'c by hand\np sp 3 2\na 1 2 5\na 2 3 7\n', 't # 0\nv 0 1\ne 0 1 2\n'),
@@ -203,7 +204,7 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
         ('src,dst,z\n0,1,2024-01-02\n0,1,one\n', "a number in column 3, 'z', of line 2"),
         ('src,dst,kind\n0,1,good\n', "'kind', of line 2 .* .got 'good'.: leave the column out"),
         ('src,dst,num_nodes\n0,1,2\n', "another name for the column 'num_nodes'"),
-        ('a1;a2;w\n0;1;5\n1;2;0,5\n', 'got .1;2;0,5., decimal commas'),
+        ('a1;a2;w\n0;1;5\n1;2;0,5\n', 'got .1;2;0,5., decimal commas,'),
         ('src,dst,_x\n0,1,2\n', "begin with a letter .* .got '_x'"),
         ('src,dst\na,b\nB\xe2le,b\n'.encode('latin-1'), 'text in UTF-8 in line 3 of'),
     ],

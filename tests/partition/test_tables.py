@@ -311,6 +311,7 @@ def test_ends_by_other_names(tmp_path):
         ('from_label,to_label,from_id,to_id', (2, 3)),
         ('source_kind,id,created,target_id,source_id', (4, 3)),
         ('protein1,protein2,score', (0, 1)),
+        ('hash,nonce,block,from_address,to_address', (3, 4)),
         ('score1,score2,user,item', None),
         ('source_id,target_id,source_name,target_name', None),
         ('from_year,to_year', None),

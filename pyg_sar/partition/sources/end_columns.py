@@ -13,7 +13,7 @@ from itertools import product
 _ENDS = {'src', 'source', 'from'}, {'dst', 'target', 'to', 'destination'}
 _OTHER_ENDS = ('u', 'v'), ('i', 'j'), ('row', 'col'), ('head', 'tail'), ('subject', 'object')
 _OF_NODES = {*re.findall(r'\w+', 'node nodes n v vertex id ids idx index end endpoint entity')}
-_OF_IDS = _OF_NODES | {*re.findall(r'\w+', 'uuid key name code no nr num number')}
+_OF_IDS = _OF_NODES | {*re.findall(r'\w+', 'uuid key name code no nr num number address account')}
 _OF_IDS |= _ENDS[0] | _ENDS[1]
 _OF_VALUES = {
     *re.findall(

@@ -9,18 +9,23 @@ from pyg_sar.partition.sources import text_lines
 from pyg_sar.partition.sources.text_lines import Piece
 
 _NUMBER = r'-?\d+(\.\d*)?'
+_ARROW = r'(-+>|--+|=+>|<-+>?)'
 _EDGE_A_LINE = 'write an edge in each line, such as 0,1'
 _FORMS = {
     rf'{_NUMBER}[\s,;]+{_NUMBER}([\s,;]+{_NUMBER})*\s*(#|\s%).*': (
         'a comment behind an edge',
         'write comments on lines of their own',
     ),
-    r'-?\d+(\s*[;\t ]\s*-?\d+){1,}(\s*[;\t ]\s*-?\d+,\d+)+(\s*[;\t ].*)?': (
-        'decimal commas',
-        'write decimal points in their place',
+    r'(?=.*,)-?\d+([.,]\d+)*([;\s]+-?\d+([.,]\d+)*)+': (
+        'decimal commas, or lists of ids',
+        'write decimal points, and an edge in each line',
     ),
+    rf'{_NUMBER}(\s*,\s*{_NUMBER})+\s*;': ('a semicolon behind an edge', 'leave it out'),
     r'\d+\s*:(\s[\d\s,;:.]*)?|\d+(\s+\d+:[\d.]+)+': ('a list of neighbours', _EDGE_A_LINE),
-    r'\S+\s+(-+>|--+|=+>|<-+>?)\s+\S.*': ('an arrow between ids', _EDGE_A_LINE),
+    rf'(\S+\s+{_ARROW}\s|\d+{_ARROW}\d).*': (
+        'an arrow between ids',
+        _EDGE_A_LINE,
+    ),
     r'[(\[{<]+\s*\d+\s*,\s*\d+.*': ('an edge in brackets', _EDGE_A_LINE),
 }
 """What a line of a form looks like, the name of the form, and what to do."""
