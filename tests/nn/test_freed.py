@@ -82,7 +82,7 @@ class Keeps(MessagePassing):
 
 
 def test_a_conv_that_keeps_weights_keeps_those_of_one_step(tmp_path: Path) -> None:
-    edge_index = torch.randint(60, (2, 400), generator=torch.Generator().manual_seed(0))
+    edge_index = torch.randint(60, (2, 1009), generator=torch.Generator().manual_seed(0))
     graph = Data(x=torch.randn(60, 8), edge_index=edge_index)
     pyg_sar.partition_graph(graph, 3, tmp_path / 'parts')
     data, conv = pyg_sar.load_shard(tmp_path / 'parts'), Keeps()
@@ -90,8 +90,10 @@ def test_a_conv_that_keeps_weights_keeps_those_of_one_step(tmp_path: Path) -> No
     for _ in range(4):
         model(data.x, data.edge_index).square().mean().backward()
         gc.collect()
-        tensors = (t for t in gc.get_objects() if issubclass(type(t), Tensor) and t.dim())
-        counts.append(sum(t.size(0) == 400 for t in tensors))
+        tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor)]
+        with torch._C.DisableTorchFunctionSubclass():  # other tests may have left rows
+            counts.append(sum(t.dim() > 0 and t.size(0) == 1009 for t in tensors))
+        del tensors
     assert conv.weights is not None
     assert conv.weights.requires_grad
     assert counts[1] == counts[3]
