@@ -78,13 +78,12 @@ def unchanged(call: Call) -> Callable[[], None] | None:
     """
     if not call.reads_more or call.draws is not None or not torch.is_grad_enabled():
         return None
-    tensors = [(module, name, version_of(getattr(module, name))) for module, name in call.tensors]
-    then = _on_samples(call, with_gradients=False)
+    versions, then = _versions(call), _on_samples(call, with_gradients=False)
 
     def check() -> None:
-        are_same = all(version_of(getattr(m, name)) == version for m, name, version in tensors)
-        now = _on_samples(call, with_gradients=True) if are_same else ()
-        if not (are_same and all(map(_are_equal, then, now))):
+        is_same = _versions(call) == versions
+        now = _on_samples(call, with_gradients=True) if is_same else ()
+        if not (is_same and all(map(_are_equal, then, now))):
             raise RuntimeError(
                 f"'{call.function}' of {name_of(call.conv)} gives other numbers in backward than "
                 'in forward: something that it reads has changed in between, in place or outside '
@@ -95,11 +94,15 @@ def unchanged(call: Call) -> Callable[[], None] | None:
     return check
 
 
+def _versions(call: Call) -> list[object]:
+    values = (getattr(module, name, None) for module, name in call.tensors)
+    return [version_of(value) for value in values if isinstance(value, Tensor)]
+
+
 def _on_samples(call: Call, *, with_gradients: bool) -> list[Tensor]:
     """What a call's function gives on a few edges, with the same draws every time."""
     with (
         torch.set_grad_enabled(with_gradients),
-        torch.random.fork_rng(),
         no_autocast_cache(),
         UndoneSideEffects(call.conv, call.arguments) as undone,
         redirect_stdout(io.StringIO()),
