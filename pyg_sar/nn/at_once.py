@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -28,14 +27,13 @@ from pyg_sar.nn.side_effects import (
 )
 from pyg_sar.ops.by_destination import ChunkProgram, aggregate_chunks, chunks_of
 from pyg_sar.ops.chunks import edges_within
-from pyg_sar.ops.program import Arguments, no_autocast_cache
+from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.shard import Cached
 from pyg_sar.utils.class_swap import name_of
-from pyg_sar.utils.tensor_state import version_of
 
 _WHOLE_GRAPH: Cached[Agreed[tuple[int, int]]] = Cached()
 
@@ -51,7 +49,7 @@ def observed(plan: CallPlan, call: Call) -> CallPlan:
     sizes = WholeGraphSizes(call.conv, NUM_EDGES, NUM_EDGES, is_sample=True)
     here = torch.autograd.set_multithreading_enabled(False)  # as in an analysis
     with here, UndoneSideEffects(call.conv, call.arguments) as undone, sizes.in_force():
-        out = _run(call, samples, torch.stack([ids, ids]), NUM_EDGES)
+        out = run_on(call, samples, torch.stack([ids, ids]), NUM_EDGES)
     names = undone.edge_attributes(
         lambda t: isinstance(t, Tensor) and t.dim() > 0 and t.size(0) == NUM_EDGES
     )
@@ -70,65 +68,13 @@ def observed(plan: CallPlan, call: Call) -> CallPlan:
     )
 
 
-def unchanged(call: Call) -> Callable[[], None] | None:
-    """Checks in backward, which runs a message again, that it reads what it has read in forward.
-
-    Code of a program's own may read what is an attribute of nobody, or changed in place. So it runs
-    on a few edges now, and in the check, which raises a RuntimeError if it gives other numbers.
-    """
-    if not call.reads_more or call.draws is not None or not torch.is_grad_enabled():
-        return None
-    versions, then = _versions(call), _on_samples(call, with_gradients=False)
-
-    def check() -> None:
-        is_same = _versions(call) == versions
-        now = _on_samples(call, with_gradients=True) if is_same else ()
-        if not (is_same and all(map(_are_equal, then, now))):
-            raise RuntimeError(
-                f"'{call.function}' of {name_of(call.conv)} gives other numbers in backward than "
-                'in forward: something that it reads has changed in between, in place or outside '
-                'of the conv (give that to propagate as an argument, or call backward before it '
-                'changes), or it asks whether gradients are needed'
-            )
-
-    return check
-
-
-def _versions(call: Call) -> list[object]:
-    values = (getattr(module, name, None) for module, name in call.tensors)
-    return [version_of(value) for value in values if isinstance(value, Tensor)]
-
-
-def _on_samples(call: Call, *, with_gradients: bool) -> list[Tensor]:
-    """What a call's function gives on a few edges, with the same draws every time."""
-    with (
-        torch.set_grad_enabled(with_gradients),
-        no_autocast_cache(),
-        UndoneSideEffects(call.conv, call.arguments) as undone,
-        redirect_stdout(io.StringIO()),
-    ):
-        torch.manual_seed(0)
-        samples = replace(call.samples(), at_edges=False)  # a message may write to what it reads
-        ids = torch.arange(NUM_EDGES, device=samples.device)
-        out = _run(call, samples, torch.stack([ids, ids]), NUM_EDGES)
-    kept = (value for value in undone.changed.values() if isinstance(value, Tensor))
-    return [t.detach() for t in (out, *kept)]
-
-
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype or not a.is_floating_point():
-        return torch.equal(a, b)
-    # Modules of torch have faster forms without gradients, which round otherwise.
-    size = float(a.abs().nan_to_num(0, 0).max()) if a.numel() else 0.0
-    near = torch.finfo(a.dtype).eps ** 0.5 * size
-    return torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
-
-
-def run_by_destination(plan: CallPlan, call: Call) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+def run_by_destination(
+    plan: CallPlan, call: Call, check: Callable[[], None] | None
+) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """Computes a conv's message and aggregation by chunks of destinations.
 
     In mode ``'one_shot'`` all destinations are one chunk. Gives the aggregation's result in the
-    conv's node dimension, and the edge outputs.
+    conv's node dimension, and the edge outputs. `check` is called before backward runs them again.
     """
     blocks = call.plan
     if plan.is_dense and not (blocks.is_whole and blocks.shard.e_id is not None):
@@ -152,13 +98,13 @@ def run_by_destination(plan: CallPlan, call: Call) -> tuple[Tensor | None, tuple
         conv, before = call.conv, dict(vars(call.conv))
         try:
             with sizes.in_force():
-                out = _run(call, arguments, edge_index, num_dst)
+                out = run_on(call, arguments, edge_index, num_dst)
         finally:
             changed = undo(conv, before)
         of_edges = edge_rows(conv, changed, plan.edge_attributes, edge_index.size(1))
         return (out, of_edges) if is_message else (None, (out, *of_edges))
 
-    as_in_forward = state_of(call.conv, unchanged(call))
+    as_in_forward = state_of(call.conv, check)
     program = ChunkProgram(
         run, plan.out if is_message else None, plan.edge_outputs, plan.uses_rng, as_in_forward
     )
@@ -212,7 +158,7 @@ def _whole_graph(plan: Plan) -> tuple[int, int]:
     return _WHOLE_GRAPH.of(plan, Agreed).get(None, make)
 
 
-def _run(call: Call, arguments: Arguments, edge_index: Tensor, num_dst: int) -> Tensor:
+def run_on(call: Call, arguments: Arguments, edge_index: Tensor, num_dst: int) -> Tensor:
     """The aggregation's result with nodes first; a row per edge of ``edge_update``."""
     values = call.inputs(arguments, edge_index, edge_index[1], num_dst)
     message = call.run(values)

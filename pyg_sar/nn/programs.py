@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyg_sar.nn.at_once import run_by_destination, run_one_shot, unchanged
+from pyg_sar.nn.at_once import run_by_destination, run_one_shot
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.leaky_scores import LeakyScores
 from pyg_sar.nn.narrow_exchange import (
@@ -24,6 +24,7 @@ from pyg_sar.nn.reductions import BlockMessages, finish
 from pyg_sar.nn.reuse import kept_sum
 from pyg_sar.nn.side_effects import state_of
 from pyg_sar.nn.source_rows import Ends
+from pyg_sar.nn.unchanged import unchanged
 from pyg_sar.ops.attention_weights import attention_weights, have_loop
 from pyg_sar.ops.block_loop import BlockByBlock
 from pyg_sar.ops.chunks import Run
@@ -191,7 +192,7 @@ def _factored(plan: Plan, call: Call) -> Tensor:
 
 def _by_destination(plan: Plan, call: Call) -> Tensor:
     """Any message and aggregation, by chunks of destinations with all their in-edges."""
-    out, outputs = run_by_destination(plan, call)
+    out, outputs = run_by_destination(plan, call, unchanged(call))
     if out is None:
         out, outputs = outputs[0], outputs[1:]
     set_attributes(plan, call, outputs)
