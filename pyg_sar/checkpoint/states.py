@@ -120,7 +120,7 @@ def keep_own_rows(
 def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Loads an :func:`optimizer_state`; raises ValueError if it is of another class."""
     _check_class(saved['class'], type(optimizer).__name__)
-    optimizer.load_state_dict({key: value for key, value in saved.items() if key != 'class'})
+    optimizer.load_state_dict(_without_class(saved))
 
 
 def scheduler_state(scheduler: LRScheduler) -> dict[str, Any]:
@@ -135,13 +135,17 @@ def check_scheduler(scheduler: LRScheduler, saved: dict[str, Any]) -> None:
 
 def set_scheduler_state(scheduler: LRScheduler, saved: dict[str, Any]) -> None:
     """Loads a :func:`scheduler_state`."""
-    scheduler.load_state_dict({key: value for key, value in saved.items() if key != 'class'})
+    scheduler.load_state_dict(_without_class(saved))
 
 
 def _class_of(scheduler: Any) -> str:
     """Its name, with those of the schedulers that it consists of."""
     inner = ', '.join(map(_class_of, getattr(scheduler, '_schedulers', ())))
     return type(scheduler).__name__ + (f'({inner})' if inner else '')
+
+
+def _without_class(saved: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in saved.items() if key != 'class'}
 
 
 def _check_class(saved: str, own: str) -> None:

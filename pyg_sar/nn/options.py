@@ -43,6 +43,11 @@ class Options:
     exchange_dtype: torch.dtype | None = None
     partial_sums: bool = True
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows that were received are kept for backward."""
+        return self.mode == 'sequential_no_remat'
+
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise ValueError(

@@ -17,6 +17,7 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.utils.class_swap import plain_class
+from pyg_sar.utils.dry_run import LIBRARIES
 from pyg_sar.utils.nested import PLAIN
 
 _OF_MESSAGES = ('message', 'aggregate', 'update', 'edge_update')
@@ -26,8 +27,7 @@ METHODS = (*_OF_MESSAGES, 'forward')
 TensorOf = tuple[torch.nn.Module, str]
 """A buffer or an attribute, by its module and name."""
 
-_LIBRARIES = ('torch', 'torch_geometric', 'pyg_sar', 'math', 'typing', 'builtins')
-_MADE_BY_PYG = ('propagate', 'edge_updater')  # no program overrides them
+_HOMES = (*LIBRARIES, 'math', 'typing', 'builtins')
 _READ_ANYTHING = {'getattr', 'hasattr', 'vars', 'globals', 'locals', 'eval', 'exec', 'open'}
 _ASK = {'is_grad_enabled', 'requires_grad', 'grad_fn', 'is_leaf', 'grad', '__dict__'}
 _OF_GLOBALS = {'LOAD_GLOBAL', 'LOAD_NAME'}
@@ -35,19 +35,13 @@ _OF_OTHERS = {'STORE_GLOBAL', 'IMPORT_NAME', 'LOAD_DEREF', 'LOAD_CLASSDEREF', 'L
 _OF_ATTRIBUTES = {'LOAD_ATTR', 'LOAD_METHOD', 'LOAD_SUPER_ATTR'}
 
 
-def is_of_library(value: Any) -> bool:
-    """Whether a class, function or module of Python is torch's, PyG's or this package's."""
-    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, '__module__', None)
-    return (name or 'builtins').partition('.')[0] in _LIBRARIES
-
-
 def has_own_code(modules: Iterable[torch.nn.Module]) -> bool:
     """Whether classes or methods of modules are the program's own, or hooks of propagate."""
     for module in modules:
-        cls, table = plain_class(module), vars(module)
-        methods = (table.get(name) or getattr(cls, name, None) for name in METHODS)
-        if not all(is_of_library(value) for value in (cls, *methods) if value is not None):
+        values = plain_class(module), *(_method(module, name) for name in METHODS)
+        if not all(_is_of_library(value) for value in values if value is not None):
             return True
+        table = vars(module)
         if any(table[name] for name in table if name.startswith('_propagate_forward')):
             return True
     return False
@@ -68,16 +62,25 @@ def what_it_reads(modules: Iterable[torch.nn.Module]) -> tuple[bool, tuple[Tenso
 
 
 def _own_functions(module: torch.nn.Module) -> Iterator[Any]:
-    cls, table = plain_class(module), vars(module)
     names = _OF_MESSAGES if isinstance(module, MessagePassing) else ('forward',)
     for name in (*names, '__getattr__', '__getattribute__'):
-        function = table.get(name) or getattr(cls, name, None)
-        if function is not None and not is_of_library(function):
+        function = _method(module, name)
+        if function is not None and not _is_of_library(function):
             yield getattr(function, '__func__', function) if name in names else name
-    for name, value in table.items():
+    for name, value in vars(module).items():
         is_called = callable(value) and not isinstance(value, (type, torch.nn.Module))
-        if is_called and name not in METHODS and not is_of_library(value):
+        if is_called and name not in METHODS and not _is_of_library(value):
             yield value
+
+
+def _is_of_library(value: Any) -> bool:
+    """Whether a class, function or module of Python is torch's, PyG's, this package's or fixed."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, '__module__', None)
+    return (name or 'builtins').partition('.')[0] in _HOMES
+
+
+def _method(module: torch.nn.Module, name: str) -> Any:
+    return vars(module).get(name) or getattr(plain_class(module), name, None)
 
 
 def _reads_more(
@@ -126,15 +129,15 @@ def _has_objects(function: FunctionType) -> bool:
 def _is_known(name: str, table: dict[str, Any]) -> bool:
     value = table.get(name, getattr(builtins, name, None))
     is_fixed = isinstance(value, (ModuleType, type)) or callable(value)
-    return is_fixed and name not in _READ_ANYTHING and is_of_library(value)
+    return is_fixed and name not in _READ_ANYTHING and _is_of_library(value)
 
 
 def _own_methods(module: torch.nn.Module, name: str) -> list[FunctionType]:
     """The methods of that name that the program's own classes have."""
-    if name in vars(module) or name in _MADE_BY_PYG:
+    if name in vars(module):
         return []
     found = (vars(cls).get(name) for cls in plain_class(module).__mro__)
-    return [f for f in found if isinstance(f, FunctionType) and not is_of_library(f)]
+    return [f for f in found if isinstance(f, FunctionType) and not _is_of_library(f)]
 
 
 def _is_state(module: torch.nn.Module, name: str) -> bool:
@@ -142,9 +145,9 @@ def _is_state(module: torch.nn.Module, name: str) -> bool:
     table = vars(module)
     if name in table:
         value = table[name]
-        is_function = callable(value) and is_of_library(value)
-        return isinstance(value, PLAIN) or is_function or name.startswith('_forward')
+        is_function = callable(value) and _is_of_library(value)
+        return isinstance(value, PLAIN) or is_function
     if any(name in table[names] for names in ('_buffers', '_parameters', '_modules')):
         return True
     owner = next((cls for cls in plain_class(module).__mro__ if name in vars(cls)), None)
-    return owner is None or is_of_library(owner) or name in _MADE_BY_PYG
+    return owner is None or _is_of_library(owner)

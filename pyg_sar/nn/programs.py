@@ -63,10 +63,8 @@ def _on_edges(
         weights=plan.weights,
         as_in_forward=state_of(call.conv, check),
     )
-    keep_rows = call.options.mode == 'sequential_no_remat'
-    run = Run.of(
-        program, plan.arguments(call.arguments), call.plan, call.exchange, keep_rows=keep_rows
-    )
+    arguments, keep_rows = plan.arguments(call.arguments), call.options.keeps_rows
+    run = Run.of(program, arguments, call.plan, call.exchange, keep_rows=keep_rows)
     return (replay if program.weights is None else online)(run)
 
 
@@ -90,8 +88,7 @@ def _dots(ends: Ends, call: Call) -> Tensor:
 
 
 def _loop(call: Call) -> BlockByBlock:
-    keeps_rows = call.options.mode == 'sequential_no_remat'
-    return BlockByBlock(call.plan, call.exchange, [] if keeps_rows else None)
+    return BlockByBlock(call.plan, call.exchange, [] if call.options.keeps_rows else None)
 
 
 def _row_sum(plan: Plan, call: Call, x: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
@@ -114,7 +111,7 @@ def _row_sum(plan: Plan, call: Call, x: Tensor, weight: Tensor | None, finishes:
         weight,
         blocks,
         exchange,
-        keep_rows=call.options.mode == 'sequential_no_remat',
+        keep_rows=call.options.keeps_rows,
         one_shot=one_shot,
         mean=mean and is_linear,
     )

@@ -29,7 +29,7 @@ from pyg_sar.utils.rng import states_of_process
 from pyg_sar.utils.scoped import Scoped
 from pyg_sar.utils.tensor_state import GivenAway, HeldTensor, Writes
 
-_LIBRARIES = ('torch', 'torch_geometric', 'pyg_sar')
+LIBRARIES = ('torch', 'torch_geometric', 'pyg_sar')
 _HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
@@ -97,7 +97,7 @@ lazy_draws: Scoped[AbstractContextManager[Any]] = Scoped(nullcontext())
 def is_of_user(hook: Any) -> bool:
     """Whether a hook is none of torch, PyG or pyg_sar."""
     home = getattr(hook, '__module__', None) or type(hook).__module__
-    return home.split('.')[0] not in _LIBRARIES
+    return home.split('.')[0] not in LIBRARIES
 
 
 def described(hook: Any) -> str:
@@ -198,7 +198,7 @@ def _is_of_program(value: Any) -> bool:
         return hasattr(value, '__dict__')
     home = type(value).__module__.split('.')[0]
     is_namespace = type(value).__name__ in ('SimpleNamespace', 'Namespace')
-    is_library = home in _LIBRARIES or (home in sys.stdlib_module_names and home != '__main__')
+    is_library = home in LIBRARIES or (home in sys.stdlib_module_names and home != '__main__')
     return hasattr(value, '__dict__') and (is_namespace or not is_library)
 
 
