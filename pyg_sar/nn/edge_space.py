@@ -128,6 +128,7 @@ _MAKE_ROWS = names(
 )
 """Functions that make so many rows, each by itself."""
 
+_HOOKS = names('register_hook register_post_accumulate_grad_hook grad_fn')
 _COMPARISONS = names('eq ne lt le gt ge')
 _READ_VALUES = names(
     '__bool__ __int__ __float__ __index__ __complex__ item tolist numpy __array__ __contains__ '
@@ -189,10 +190,10 @@ class Watch(TorchFunctionMode):
             refuse(f"'{name}' of rows, where a message sees some edges")
         if any(map(is_count, numbers_in(values))):
             return self._noted(self._sized(func, args, kwargs, rows))
+        if name in _HOOKS:
+            refuse('it hangs a hook on what it computes, which would get gradients of some edges')
         if not rows:
             return self._without_rows(func, args, kwargs)
-        if name == 'register_hook':
-            refuse('it hangs a hook on what it computes, which would get gradients of some edges')
         if func is Tensor.__getitem__ and isinstance(args[1], Rows):
             self.reads_tables |= not isinstance(args[0], Rows) and args[0].requires_grad
         if kwargs.get('generator') is not None:

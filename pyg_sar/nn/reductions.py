@@ -160,10 +160,10 @@ class _Finisher(Intercept):
         shape = [1] * state[0].dim()
         shape[dim] = -1
         if reduce == 'mean' and not self.is_mean:
-            count = self.plan.in_degree.clamp(min=1).to(state[0].dtype).view(shape)
+            count = self.plan.in_degree.to(state[0].dtype).clamp(min=1).view(shape)
             if self.may_overwrite and state[0].is_floating_point():
                 return state[0].div_(count)
-            return state[0] / count if state[0].is_floating_point() else state[0] // count
+            return state[0] / count
         if reduce in ('max', 'min'):
             return state[0].masked_fill((self.plan.in_degree == 0).view(shape), 0)
         if reduce == 'mul':

@@ -25,6 +25,7 @@ from pyg_sar.utils.nested import leaves
 _GETTERS: tuple[Any, ...] = (Tensor.shape, Tensor.device, Tensor.dtype, Tensor.ndim)
 _ASKED = {Tensor.size, Tensor.dim, Tensor.numel, *(getter.__get__ for getter in _GETTERS)}
 _ASKED |= {Tensor.requires_grad.__get__}  # type: ignore[attr-defined]
+_ASKED |= {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty}
 _RESHAPES = {Tensor.view, Tensor.reshape, Tensor.unsqueeze, Tensor.squeeze, Tensor.flatten}
 SUMS = {Tensor.sum, torch.sum}
 PRODUCTS = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul}

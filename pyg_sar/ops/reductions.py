@@ -105,6 +105,8 @@ class Extremum:
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
         if messages.is_floating_point():
             low, high = float('-inf'), float('inf')
+        elif messages.dtype == torch.bool:
+            low, high = False, True
         else:
             low, high = torch.iinfo(messages.dtype).min, torch.iinfo(messages.dtype).max
         shape = _shape(messages, num_dst, dim)

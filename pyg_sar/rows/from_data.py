@@ -49,7 +49,8 @@ def as_rows_of_graph(data: Any) -> Any:
         n_id = plain(store['n_id'])
         places = torch.arange(sharding.own, device=n_id.device)
         store['n_id'] = node_ids(n_id, 0, sharding, sharding, places, None)
-        store['num_nodes'] = sharding.total
+        if 'num_nodes' in store:
+            store['num_nodes'] = sharding.total
     for store in data.edge_stores:
         restore_adj_t(store)
     return data
@@ -99,7 +100,7 @@ def _local(data: Any) -> Any:
                 del store[name]
                 continue
             store[name] = _local_attribute(data, store, name, value, shardings)
-        if isinstance(n_id, Rows):
+        if isinstance(n_id, Rows) and 'num_nodes' in store:
             store['num_nodes'] = n_id._sharding.own
     return out
 

@@ -37,7 +37,7 @@ from pyg_sar.comm.collectives import (
 )
 from pyg_sar.comm.ranks import check_own, current, world_size
 from pyg_sar.rows.end_of_backward import started
-from pyg_sar.rows.replicated import note_alike
+from pyg_sar.rows.replicated import note_alike, note_once
 from pyg_sar.rows.rows import Rows
 
 
@@ -55,6 +55,8 @@ def for_rows(value: Any) -> Any:
     if is_leaf and comm.takes_turns:
         check_own(value)
     is_mean = is_leaf and is_averaged(value)
+    if is_leaf and not is_mean:
+        note_once(value)
     out: Any = _Scaled.apply(value, False) if is_mean else _SumInBackward.apply(value)
     out._is_for_rows = True
     return out

@@ -21,6 +21,7 @@ from pyg_sar.comm.ranks import world_size as num_ranks
 from pyg_sar.comm.vote import vote
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
 from pyg_sar.utils.dry_run import is_hidden
+from pyg_sar.utils.nested import leaves
 from pyg_sar.utils.offload import array_of
 from pyg_sar.utils.tensor_state import as_bytes, version_of
 
@@ -110,6 +111,7 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
         RuntimeError: If the ranks that have the rows are no more.
     """
     values, found, comm = [*args, *(kwargs or {}).values()], [], None
+    written = leaves((kwargs or {}).get('out'))
     lives = is_there = False
     for value in values:  # grows
         kind = type(value)
@@ -126,6 +128,7 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
             is_there = comm is not None and world is not None and comm.world() is world
             if not is_there and name_of(func) != 'shape':
                 check_lives(comm)
+    found = [value for value in found if all(value is not out for out in written)]
     if not found or is_hidden.value or torch._C._are_functorch_transforms_active():
         return
     name = bare_name(func)
@@ -145,6 +148,14 @@ def note_alike(name: str, value: Tensor) -> None:
     found = None if is_hidden.value else _compared(value, name)
     if found is not None:
         current().met.note(name, [found])
+
+
+def note_once(leaf: Tensor) -> None:
+    """Takes note of a leaf that learns and is of no model, when it first meets rows."""
+    seen = cache_of('met')
+    if leaf not in seen and 0 < leaf.numel() <= LARGE and not is_hidden.value:
+        seen[leaf] = version_of(leaf)
+        current().met.note('Parameter', [leaf.detach().cpu()])
 
 
 def _compared(value: Any, name: str) -> Any:

@@ -35,6 +35,9 @@ from pyg_sar.shard.parts import Part, Tensors, read_part, rows_of
 from pyg_sar.shard.shard import Cut, Shard, make_steps
 from pyg_sar.utils.installed import missing
 
+_COUNTED = frozenset({'x', 'feat', 'pos', 'batch', 'node_type'})
+"""Attributes of nodes whose rows PyG counts where a graph has no ``num_nodes``."""
+
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -87,8 +90,9 @@ def read_shard(
             _check_each_once(root, 'nodes', n_id)
             n_id = torch.arange(n_id.numel())
         store = data if node_key is None else data[node_key]
-        _put(store, {'num_nodes_total': nodes.num_nodes, **attrs})
-        _put(store, {'n_id': n_id, 'num_nodes': n_id.numel(), **nodes.extra})
+        first = {name: attrs[name] for name in ('x',) if name in attrs}  # PyG counts its rows
+        _put(store, {'num_nodes_total': nodes.num_nodes, **first, **attrs, 'n_id': n_id})
+        _put(store, {**({} if _COUNTED & {*attrs} else {'num_nodes': n_id.numel()}), **nodes.extra})
         vars(data.stores[0] if node_key is None else store)['_graph'] = meta.graph
         names = node_names_file('', node_key).as_posix()
         if names in meta.checksums:

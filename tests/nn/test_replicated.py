@@ -61,6 +61,22 @@ def test_numbers_that_part_in_training(what: str, name: str) -> None:
         assert_all_raise(outcomes, 'PartedError', "'batch_norm' of rows at", 'rank 2')
 
 
+def _drawn_apart(root: str, by: float) -> str:
+    data, model = pyg_sar.load_shard(root), make_model()  # of which nobody has made a parallel one
+    with torch.no_grad():
+        model.head.weight[0, 0] += by * rank()
+    return attempt(lambda: _loss(model, data).backward())
+
+
+@pytest.mark.parametrize('by', [0, 1e-6])
+def test_parameters_of_no_parallel_model_that_differ(by: float) -> None:
+    outcomes = run_ranks(_drawn_apart, 3, cut_of(small_graph, 3), by)
+    if by == 0:
+        assert outcomes == ['no error'] * 3
+    else:
+        assert_all_raise(outcomes, 'PartedError', "'Parameter' of rows at", 'on rank 0')
+
+
 def _large(root: str) -> list[tuple[str, int]]:
     data = pyg_sar.load_shard(root)
     replicated.LARGE = 100

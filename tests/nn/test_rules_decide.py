@@ -60,6 +60,20 @@ def _hooked(m: Of) -> Tensor:
     return out
 
 
+def _hooked_gate(m: Of) -> Tensor:
+    gate = m.conv.lin.bias.tanh()
+    if gate.requires_grad:
+        gate.register_hook(lambda grad: grad / grad.norm())  # type: ignore[no-untyped-call]
+    return m.x * gate
+
+
+def _hooked_node(m: Of) -> Tensor:
+    gate = m.conv.lin.bias.tanh()
+    if gate.grad_fn is not None:
+        gate.grad_fn.register_hook(lambda grads, _: tuple(grad / grad.norm() for grad in grads))
+    return m.x * gate
+
+
 def _caught(m: Of) -> Tensor:
     try:
         return m.x * 2 if m.x.size(0) > 100 else m.x
@@ -127,6 +141,8 @@ ALL_EDGES: dict[str, Callable[[Of], Any]] = {
     'a draw and a statistic': lambda m: m.x * (torch.rand_like(m.x) >= 0) - m.x.mean(0),
     'a draw by a generator': _of_generator,
     'a hook': _hooked,
+    'a hook of a parameter': _hooked_gate,
+    'a hook of a node of autograd': _hooked_node,
     'a backward of its own': lambda m: _Clipping.apply(m.x),
     'of a parameter': lambda m: m.x @ _Clipping.apply(m.conv.lin.weight),
     'ids as numbers': lambda m: m.x * m.index.view(-1, 1),
@@ -148,6 +164,11 @@ BY_ROW: dict[PathName, dict[str, Callable[[Of], Any]]] = {
     'scalar times x_j': {
         'a gate': lambda m: m.x * m.x_i.sum(-1, keepdim=True).tanh(),
         'a softmax': _softmax,
+        'new ones': lambda m: m.x * m.x.new_ones(m.x.size(0), 1),
+        'a new draw': lambda m: m.x * m.x.new_empty(m.x.size(0), 1).bernoulli_(1.0),
+        'dots and new zeros': lambda m: (
+            m.x * ((m.x_i * m.x).sum(-1, keepdim=True) + m.x.new_zeros(m.x.size(0), 1))
+        ),
     },
     'replay': {
         'a mean of numbers': lambda m: m.x - m.x.mean(-1, keepdim=True),

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Results, named, programs
+from shared import Ddp, Net, Results, named, programs
 from three_steps import trained
 from torch import Tensor
 from torch_geometric import transforms as T
 from torch_geometric.data import Data
-from torch_geometric.utils import degree
+from torch_geometric.nn import SimpleConv
+from torch_geometric.utils import degree, subgraph
 
 
 def drawing_nothing(data: Data, ddp: Ddp) -> Results:
@@ -210,3 +211,29 @@ def unique_rows_and_counts(data: Data, ddp: Ddp) -> Results:
         'close': torch.allclose(data.x, data.x + 1e-12),
         'equal': torch.equal(data.y, data.y.clone()),
     }
+
+
+def shares_of_neighbours(data: Data, ddp: Ddp) -> Results:
+    """Means and largest of whole numbers and masks over neighbours."""
+    y, is_known = data.y.view(-1, 1), data.train_mask.view(-1, 1)
+    values = {'y': y, 'small': y.to(torch.uint8)}
+    kinds = 'mean', 'std', 'max', 'min'
+    found = {
+        (name, kind): ddp(SimpleConv(kind))(value, data.edge_index)
+        for name, value in values.items()
+        for kind in kinds
+    }
+    any_known = ddp(SimpleConv('max'))(is_known, data.edge_index)
+    return {f'{kind} of {name}': out for (name, kind), out in found.items()} | {'any': any_known}
+
+
+def other_numbers_of_nodes(data: Data, ddp: Ddp) -> Results:
+    """Nodes that are taken out, put in and doubled: the number of nodes is that of the rows of x."""
+    whole, keep = data.clone(), data.train_mask
+    data.edge_index, _ = subgraph(keep, data.edge_index, relabel_nodes=True)
+    data.x, data.y = data.x[keep], data.y[keep]
+    out = ddp(Net().double())(data.x, data.edge_index)
+    loss = F.cross_entropy(out, data.y, reduction='sum') / data.num_nodes
+    halves = T.HalfHop()(whole.clone()).num_nodes
+    whole.x = torch.cat([whole.x, whole.x.mean(0, keepdim=True)])
+    return {'own': data.num_nodes, 'loss': loss, 'one more': whole.num_nodes, 'halves': halves}

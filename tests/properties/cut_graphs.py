@@ -119,7 +119,7 @@ def _check_attributes(drawn: Drawn, data: Any) -> None:
             assert {name: found[name] for name in values} == values
     for key, count in drawn.num_nodes.items():
         store = drawn.store(data, key)
-        assert store['num_nodes'] == store.num_nodes == store['n_id'].numel()
+        assert store.num_nodes == store['n_id'].numel()
         assert store['num_nodes_total'] == count
         for name, want in drawn.node_attrs[key].items():
             check_rows(store[name], store['n_id'], want, (key, name))
