@@ -48,6 +48,8 @@ def edges_of(
 
 
 def _dealt(ids: Tensor, src: Sharding, dst: Sharding) -> EdgeIndex:
+    if ids.dim() != 2 or ids.size(0) != 2:
+        raise ValueError(f"expected an 'edge_index' of shape [2, E] (got {[*ids.shape]})")
     for row, sharding in zip(ids, (src, dst), strict=True):
         if not is_in(row, sharding):
             raise IndexError(f'expected ids from 0 to {sharding.total - 1} in an edge_index')

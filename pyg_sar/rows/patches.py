@@ -38,9 +38,13 @@ from pyg_sar.shard.edges import LocalEdges
 from pyg_sar.utils.nested import in_nested, leaves
 from pyg_sar.utils.scoped import Scoped
 
+_OURS = (
+    'pyg_sar.NeighborLoader or pyg_sar.LinkNeighborLoader, with the loss '
+    'pyg_sar.loader.mean_of_batches(losses), and model(data.x, data.edge_index) to evaluate'
+)
 _SAMPLERS: dict[type, str] = {
-    NeighborSampler: 'pyg_sar.NeighborLoader or pyg_sar.LinkNeighborLoader',
-    HGTSampler: 'pyg_sar.NeighborLoader or pyg_sar.LinkNeighborLoader',
+    NeighborSampler: _OURS,
+    HGTSampler: _OURS,
     ShaDowKHopSampler: "pyg_sar.NeighborLoader with subgraph_type='induced', disjoint=True",
     GraphSAINTSampler: 'pyg_sar.NeighborLoader, or full batch',
     ClusterData: 'full batch: the parts of pyg_sar.partition are the clusters',

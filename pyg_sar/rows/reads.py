@@ -259,8 +259,8 @@ def _unknown(func: Any, args: Any, kwargs: Any) -> Any:
 @rule(
     'numpy array array_wrap',
     'write pyg_sar.gather(x).numpy(force=True), all rows on every rank, or give pyg_sar.gather(x) '
-    'to what makes arrays (NumPy, SciPy, scikit-learn, some functions of PyG); in place of '
-    'structured_negative_sampling pyg_sar.negative_sampling(edge_index, paired=True)',
+    'to what makes arrays (NumPy, SciPy, scikit-learn, some functions of PyG); where '
+    'structured_negative_sampling asks, write pyg_sar.negative_sampling(edge_index, paired=True)',
 )
 @rule(
     'item __float__ __int__ __index__ __complex__',

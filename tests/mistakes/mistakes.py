@@ -139,6 +139,8 @@ pyg_sar.DistributedDataParallel(scripted())
     got one of TorchScript => without torch.jit.script
 explained(data)
     cannot be explained => plain.load_state_dict(model.state_dict())
+net()(data.x, data.edge_index.t())
+    expected an 'edge_index' of shape [2, E] => (got [
 # of a loss
 pyg_sar.loader.mean_of_batches(F.cross_entropy(out(data), data.y, reduction='none'))
     plain numbers of a batch in 'losses' => losses.mean()
