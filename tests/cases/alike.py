@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
+import inspect
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -66,6 +68,35 @@ def assert_alike(
             assert_same(found, want, tolerance=tolerance, rtol=rtol, equal_nan=equal_nan)
         for found in others if bits else ():
             assert_same(found, first, tolerance=0, equal_nan=equal_nan)
+
+
+def as_one_process(**options: Any) -> Callable[[Program], Callable[..., None]]:
+    """Marks a test whose body is the program: what it gives is compared, see :func:`assert_alike`.
+
+    The body takes data, a `Wrap` and parameters of pytest, plain values. `options` are those of
+    :func:`assert_alike`; parameters that are called `graph`, `cut`, `ranks` and `by` say the same.
+    """
+
+    def marked(body: Program) -> Callable[..., None]:
+        parameters = [*inspect.signature(body).parameters.values()][2:]
+        program = functools.partial(_body, body.__module__, body.__name__)
+
+        def test(**given: Any) -> None:
+            named = {name: given[name] for name in ('graph', 'cut', 'ranks', 'by') if name in given}
+            args = (given[each.name] for each in parameters)
+            assert_alike(program, *args, **{**options, **named})
+
+        test.body = body  # type: ignore[attr-defined]
+        test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return test
+
+    return marked
+
+
+def _body(module: str, name: str, data: Any, wrap: Wrap, *args: Any) -> Any:
+    """Found by name: a function behind a decorator does not travel."""
+    return getattr(importlib.import_module(module), name).body(data, wrap, *args)
 
 
 def on_whole_graph(program: Program, graph: Callable[[], Any], *args: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike
+from alike import Wrap, as_one_process, assert_alike
 from example_programs import EXAMPLES, example, run, torchrun
 from ranks import run_as_threads
 from small_graphs import cut, small_graph
@@ -25,7 +25,12 @@ from torch_geometric.utils import to_undirected
 import pyg_sar
 
 
-def _mesh_losses(data: Any, wrap: Wrap) -> list[float]:
+def _mesh() -> Data:
+    return example('mesh').drawn(7)
+
+
+@as_one_process(graph=_mesh, cut='random', tolerance=1e-9, rtol=0)
+def test_the_losses_of_plain_pyg(data: Any, wrap: Wrap) -> list[float]:
     mesh, step = example('mesh'), itertools.count()
     torch.manual_seed(0)
     model = wrap(mesh.MeshGraphNet(8, 3).double())
@@ -41,15 +46,10 @@ def _mesh_losses(data: Any, wrap: Wrap) -> list[float]:
     return losses
 
 
-def _mesh() -> Data:
-    return example('mesh').drawn(7)
-
-
-def test_the_losses_of_plain_pyg() -> None:
-    assert_alike(_mesh_losses, graph=_mesh, cut='random', tolerance=1e-9, rtol=0)
-
-
-def _without_labels(data: Any, wrap: Wrap) -> dict[str, list[float]]:
+@pytest.mark.slow
+@as_one_process(by='processes', rtol=0)
+def test_losses_of_methods_without_labels(data: Any, wrap: Wrap) -> dict[str, list[float]]:
+    """'one line is written for ranks'; threads would share one generator."""
     program, losses = example('self_supervised'), {}
     for name, method in program.METHODS.items():
         torch.manual_seed(0)
@@ -58,12 +58,6 @@ def _without_labels(data: Any, wrap: Wrap) -> dict[str, list[float]]:
         loss_of = partial(method, data, model, copy.deepcopy(model))
         losses[name] = descend(loss_of, optimizer)
     return losses
-
-
-@pytest.mark.slow
-def test_losses_of_methods_without_labels() -> None:
-    """'one line is written for ranks'; threads would share one generator."""
-    assert_alike(_without_labels, by='processes', rtol=0)
 
 
 @pytest.mark.slow

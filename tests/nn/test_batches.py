@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, gradient, itself
+from alike import Wrap, as_one_process, assert_alike, gradient, itself
 from few import few
 from hand_batches import batch_of, hetero_batch_of
 from hetero_graphs import hetero_graph
@@ -157,7 +157,8 @@ def test_training_on_batches_and_exact_evaluation(name, size, full):
     assert_alike(_batches, name, SEEDS[size], full, ranks=(size,), bits=True)
 
 
-def _without_history(data: Any, wrap: Wrap) -> list[Any]:
+@as_one_process(ranks=(2,), bits=True, tolerance=1e-12)
+def test_a_rank_whose_losses_depend_on_nothing(data: Any, wrap: Wrap) -> list[Any]:
     """The losses of a rank without seeds are a plain tensor: they depend on no model."""
     model, seeds = wrap(_model('SAGE, BatchNorm1d')), [[1, 2, 3], []]
 
@@ -167,10 +168,6 @@ def _without_history(data: Any, wrap: Wrap) -> list[Any]:
 
     batch = partial(batch_of, small_graph())
     return _trained(model, [partial(mean_loss, model, seeds, batch, losses, wrap)])
-
-
-def test_a_rank_whose_losses_depend_on_nothing():
-    assert_alike(_without_history, ranks=(2,), bits=True, tolerance=1e-12)
 
 
 def _gradients_of_parts(graph: Data, name: str, seeds: Seeds, world_size: int) -> Any:
@@ -290,7 +287,12 @@ def _gat(i: Any, o: int) -> nn.Module:
     return pyg.GATConv(i, o, add_self_loops=False)
 
 
-def _hetero(data: Any, wrap: Wrap, kind: Callable[..., nn.Module]) -> Any:
+@pytest.mark.parametrize('kind', [pyg.SAGEConv, _gat], ids=['SAGE', 'GAT'])
+@as_one_process(graph=hetero_graph, cut='random', bits=True)
+def test_heterogeneous_batches_and_exact_evaluation(
+    data: Any, wrap: Wrap, kind: Callable[..., nn.Module]
+) -> Any:
+    """A type with one row counts as none."""
     torch.manual_seed(0)
     plain = Hetero(kind).double().eval()
     with torch.no_grad():
@@ -305,16 +307,12 @@ def _hetero(data: Any, wrap: Wrap, kind: Callable[..., nn.Module]) -> Any:
     return [state for _, _, state in found], model(*_hetero_inputs(data)).detach()
 
 
-@pytest.mark.parametrize('kind', [pyg.SAGEConv, _gat], ids=['SAGE', 'GAT'])
-def test_heterogeneous_batches_and_exact_evaluation(kind):
-    """A type with one row counts as none."""
-    assert_alike(_hetero, kind, graph=hetero_graph, cut='random', bits=True)
-
-
 EMBEDDED = [[[1, 2], [], [9, 30]], [[4], [7], [36]]]
 
 
-def _embedded(data: Any, wrap: Wrap, sparse: bool) -> Tensor:
+@pytest.mark.parametrize('sparse', [False, True], ids=['dense', 'sparse'])
+@as_one_process(tolerance=1e-9)
+def test_rows_of_an_embedding_by_batch(data: Any, wrap: Wrap, sparse: bool) -> Tensor:
     """Two steps; Adam's moments of rows that no batch asks for stay as they are if it is sparse."""
     graph, model = small_graph(), wrap(_model('SAGE'))
     table: Any = NodeEmbedding(data, 6, seed=1, sparse=sparse).double()
@@ -336,8 +334,3 @@ def _embedded(data: Any, wrap: Wrap, sparse: bool) -> Tensor:
         optimizer.step()
     assert not torch.equal(before, table.weight)
     return table.weight.detach()
-
-
-@pytest.mark.parametrize('sparse', [False, True], ids=['dense', 'sparse'])
-def test_rows_of_an_embedding_by_batch(sparse):
-    assert_alike(_embedded, sparse, tolerance=1e-9)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, cut_of, itself
+from alike import Wrap, as_one_process, cut_of, itself
 from ddp_model import make_model
 from on_ranks import on_ranks
 from ranks import run_as_threads, run_once
@@ -118,17 +118,14 @@ def test_refused_on_all_ranks(make, kwargs, words, world_size):
     assert_all_raise(outcomes, 'ValueError', words)
 
 
-def _propagated(data: Any, wrap: Wrap) -> list[Any]:
+@as_one_process(tolerance=1e-12)
+def test_without_learnable_parameters(data: Any, wrap: Wrap) -> list[Any]:
     module = Propagate(2.0).double()
     model, x = wrap(module), data.x.clone().requires_grad_()
     with nullcontext() if wrap is itself else model.no_sync():
         out = model(x, data.edge_index)
         out.pow(2).sum().backward()
     return [out.detach(), x.grad, module.state_dict()]
-
-
-def test_without_learnable_parameters():
-    assert_alike(_propagated, tolerance=1e-12)
 
 
 # Arguments and methods of torch's DistributedDataParallel, in programs written for it

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike
+from alike import Wrap, as_one_process, assert_alike
 from on_ranks import on_ranks
 from sum_conv import SumConv
 from three_steps import descend
@@ -202,7 +202,9 @@ def _relations() -> torch.nn.Module:
     return pyg.Sequential(of_edges, [first, torch.nn.ReLU(), second])
 
 
-def _trained(data: Any, wrap: Wrap, kind: str) -> list[float]:
+@pytest.mark.parametrize('kind', ['snapshots', 'relations without in-edges'])
+@as_one_process(graph=_temporal_graph, cut=CUT, ranks=(2,), tolerance=1e-9)
+def test_models_on_parts_of_the_edges(data: Any, wrap: Wrap, kind: str) -> list[float]:
     if kind == 'snapshots':
         model = wrap(pyg.GraphSAGE(6, 8, 2, 3).double())
         arguments = [(data.x, data.edge_index[:, data.time == t]) for t in range(3)]
@@ -212,8 +214,3 @@ def _trained(data: Any, wrap: Wrap, kind: str) -> list[float]:
     given = itertools.cycle(arguments)
     steps = 4 * len(arguments)
     return descend(lambda: F.cross_entropy(model(*next(given)), data.y), model, 0.3, steps)
-
-
-@pytest.mark.parametrize('kind', ['snapshots', 'relations without in-edges'])
-def test_models_on_parts_of_the_edges(kind: str) -> None:
-    assert_alike(_trained, kind, graph=_temporal_graph, cut=CUT, ranks=(2,), tolerance=1e-9)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, cut_of, gradient, parallel, take_step
+from alike import Wrap, as_one_process, assert_alike, cut_of, gradient, parallel, take_step
 from few import few
 from ranks import run_as_threads
 from small_graphs import assert_all_raise, attempt
@@ -223,16 +223,13 @@ def test_backward_leaves_the_random_state_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def _dropped(data: Any, wrap: Wrap) -> list[Any]:
+@as_one_process(graph=_sorted, ranks=(1,), parts=1, tolerance=1e-12)
+def test_dropout_masks_equal_plain_pyg_on_one_part(data: Any, wrap: Wrap) -> list[Any]:
     conv = wrap(GATConv(6, 3, heads=2, dropout=0.5, add_self_loops=False).double())
     torch.manual_seed(3)
     found = take_step(conv, data)
     assert (found[0] - conv.eval()(data.x, data.edge_index)).abs().max() > 1e-3
     return found
-
-
-def test_dropout_masks_equal_plain_pyg_on_one_part() -> None:
-    assert_alike(_dropped, graph=_sorted, ranks=(1,), parts=1, tolerance=1e-12)
 
 
 @pytest.mark.parametrize('name', CONVS)

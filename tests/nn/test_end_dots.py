@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, gradient
+from alike import Wrap, as_one_process, assert_alike, gradient
 from torch import Tensor
 from torch.nn import Linear
 from torch_geometric import nn as pyg
@@ -152,7 +152,9 @@ CONVS: dict[str, Callable[[], pyg.MessagePassing]] = {
 }
 
 
-def _of_pyg(data: Data, wrap: Wrap, name: str) -> Any:
+@pytest.mark.parametrize('name', CONVS)
+@as_one_process(ranks=(1, 3))
+def test_convs_of_pyg(data: Data, wrap: Wrap, name: str) -> Any:
     conv = wrap(CONVS[name]().double().eval())
     x = data.x.clone().requires_grad_()
     out = conv(x, data.edge_index)
@@ -160,8 +162,3 @@ def _of_pyg(data: Data, wrap: Wrap, name: str) -> Any:
     plans = conv._sar.plans.values() if hasattr(conv, '_sar') else ()
     assert all(plan.ends is not None for plan in plans)
     return [out.detach(), x.grad, *(gradient(p) for p in conv.parameters())]
-
-
-@pytest.mark.parametrize('name', CONVS)
-def test_convs_of_pyg(name: str) -> None:
-    assert_alike(_of_pyg, name, ranks=(1, 3))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from alike import Wrap, assert_alike, cut_of, itself, take_step
+from alike import Wrap, as_one_process, cut_of, itself, take_step
 from ddp_model import make_model
 from on_ranks import on_ranks
 from ranks import run_once, run_ranks
@@ -69,12 +69,6 @@ def _parameter_in_the_loss_of_one_rank(data: Any, model: Any) -> Tensor:
     return _of_ranks(_out(data, model), loss)
 
 
-def _backward(data: Any, wrap: Wrap, loss: Any, has_unused: bool = False) -> list[Any]:
-    model = wrap(make_model(has_unused=has_unused))
-    loss(data, model).backward()
-    return [p.grad for p in model.parameters()]
-
-
 @pytest.mark.parametrize(
     ('loss', 'has_unused'),
     [
@@ -82,8 +76,11 @@ def _backward(data: Any, wrap: Wrap, loss: Any, has_unused: bool = False) -> lis
         *((_values_without_gradient_on_a_rank, False), (_parameter_in_the_loss_of_one_rank, True)),
     ],
 )
-def test_losses_of_ranks(loss: Any, has_unused: bool) -> None:
-    assert_alike(_backward, loss, has_unused)
+@as_one_process()
+def test_losses_of_ranks(data: Any, wrap: Wrap, loss: Any, has_unused: bool) -> list[Any]:
+    model = wrap(make_model(has_unused=has_unused))
+    loss(data, model).backward()
+    return [p.grad for p in model.parameters()]
 
 
 class Extra(torch.nn.Module):
@@ -99,12 +96,9 @@ class Extra(torch.nn.Module):
         return self.conv(torch.where(is_last, h * self.extra, h), edge_index)
 
 
-def _of_extra(data: Any, wrap: Wrap) -> list[Any]:
+@as_one_process()
+def test_a_parameter_of_the_rows_of_one_rank(data: Any, wrap: Wrap) -> list[Any]:
     return take_step(wrap(Extra()), data, loss=lambda out: out.square().mean())
-
-
-def test_a_parameter_of_the_rows_of_one_rank() -> None:
-    assert_alike(_of_extra)
 
 
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -117,7 +111,9 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def _twice(data: Any, wrap: Wrap, name: str) -> list[Any]:
+@pytest.mark.parametrize('name', OPTIONS)
+@as_one_process(by='processes')
+def test_options(data: Any, wrap: Wrap, name: str) -> list[Any]:
     model = make_model()
     if wrap is not itself:
         model = DistributedDataParallel(model, **OPTIONS[name]())
@@ -126,12 +122,9 @@ def _twice(data: Any, wrap: Wrap, name: str) -> list[Any]:
     return [p.grad for p in model.parameters()]
 
 
-@pytest.mark.parametrize('name', OPTIONS)
-def test_options(name: str) -> None:
-    assert_alike(_twice, name, by='processes')
-
-
-def _in_torchs_own(data: Any, wrap: Wrap, what: str) -> list[Any]:
+@pytest.mark.parametrize('what', ['model', 'encoder'])
+@as_one_process(by='processes')
+def test_torchs_own_wrapper(data: Any, wrap: Wrap, what: str) -> list[Any]:
     """Torch's wrapper around a wrapped model, or around dense layers before it."""
     is_ranks = wrap is not itself
     model, encoder = wrap(make_model()), torch.nn.Linear(6, 6).double()
@@ -143,11 +136,6 @@ def _in_torchs_own(data: Any, wrap: Wrap, what: str) -> list[Any]:
     for _ in range(2):
         model(encoder(data.x).tanh(), data.edge_index).sin().mean().backward()
     return [p.grad for each in (encoder, model) for p in each.parameters()]
-
-
-@pytest.mark.parametrize('what', ['model', 'encoder'])
-def test_torchs_own_wrapper(what: str) -> None:
-    assert_alike(_in_torchs_own, what, by='processes')
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
@@ -201,7 +189,8 @@ class Fails(torch.autograd.Function):
         raise ValueError('not today')
 
 
-def _failing_once(data: Any, wrap: Wrap) -> list[Tensor]:
+@as_one_process(by='processes')
+def test_a_backward_that_failed_leaves_nothing_behind(data: Any, wrap: Wrap) -> list[Tensor]:
     """A backward that fails on all ranks after some parameters have their gradients."""
     model, calls = wrap(make_model()), list[Tensor]()
     for p in model.parameters():
@@ -215,10 +204,6 @@ def _failing_once(data: Any, wrap: Wrap) -> list[Tensor]:
     gradients = [p.grad for p in model.parameters()]
     assert len(calls) == len(gradients)
     return gradients
-
-
-def test_a_backward_that_failed_leaves_nothing_behind() -> None:
-    assert_alike(_failing_once, by='processes')
 
 
 def _counted(root: str) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, take_step
+from alike import Wrap, as_one_process, take_step
 from other_module import out_degree
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
@@ -92,14 +92,11 @@ class _Summed(_Conv):
         return self.propagate(edge_index, x=x) + found
 
 
-def _summed(data: Any, wrap: Wrap, name: str) -> Tensor:
-    return wrap(_Summed(FUNCTIONS[name]))(data.x, data.edge_index).detach()
-
-
 @pytest.mark.filterwarnings('ignore:Sparse')
 @pytest.mark.parametrize('name', FUNCTIONS)
-def test_exact(name: str) -> None:
-    assert_alike(_summed, name, tolerance=1e-12)
+@as_one_process(tolerance=1e-12)
+def test_exact(data: Any, wrap: Wrap, name: str) -> Tensor:
+    return wrap(_Summed(FUNCTIONS[name]))(data.x, data.edge_index).detach()
 
 
 def _of_selected(x: Tensor, edge_index: Tensor) -> Tensor:
@@ -134,13 +131,10 @@ CONVS: dict[str, Callable[[], MessagePassing]] = {
 }
 
 
-def _step(data: Any, wrap: Wrap, name: str) -> list[Any]:
+@pytest.mark.parametrize('name', CONVS)
+@as_one_process(ranks=(1, 2, 3), parts=6, tolerance=1e-12)
+def test_as_on_the_whole_graph(data: Any, wrap: Wrap, name: str) -> list[Any]:
     """Output, and the gradients of x and of the parameters."""
     nodes = data.n_id if 'n_id' in data else torch.arange(40)
     weights = (nodes.view(-1, 1) % 5 + 1) / 8
     return take_step(wrap(CONVS[name]()), data, loss=lambda out: (out * weights).sum())
-
-
-@pytest.mark.parametrize('name', CONVS)
-def test_as_on_the_whole_graph(name: str) -> None:
-    assert_alike(_step, name, ranks=(1, 2, 3), parts=6, tolerance=1e-12)

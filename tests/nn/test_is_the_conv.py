@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, assert_same, cut_of, itself, leaves, take_step
+from alike import Wrap, as_one_process, assert_alike, assert_same, cut_of, itself, leaves, take_step
 from few import few
 from object_programs import HasModule, Net
 from on_ranks import on_ranks
@@ -124,7 +124,13 @@ class Double(torch.nn.Module):
         return 2 * weight
 
 
-def _parametrized(data: Any, wrap: Wrap, make: Any) -> list[Tensor]:
+MAKES = [pyg.GCNConv, pyg.GATConv, pyg.GATv2Conv, lambda i, o: pyg.ChebConv(i, o, 2)]
+
+
+@pytest.mark.parametrize('make', MAKES)
+@as_one_process(ranks=(1,), parts=2)
+def test_parametrized(data: Any, wrap: Wrap, make: Any) -> list[Tensor]:
+    """Spectral norm puts another class on top of a layer, parametrize on top of the conv."""
     torch.manual_seed(1)
     conv = make(6, 4).double()
     layer = next(m for m in conv.modules() if type(m).__name__ == 'Linear')
@@ -136,15 +142,6 @@ def _parametrized(data: Any, wrap: Wrap, make: Any) -> list[Tensor]:
     again = copy.deepcopy(conv)
     assert wrap is itself or isinstance(again, SARConv)
     return [each(data.x, data.edge_index).detach() for each in (conv, again)]
-
-
-MAKES = [pyg.GCNConv, pyg.GATConv, pyg.GATv2Conv, lambda i, o: pyg.ChebConv(i, o, 2)]
-
-
-@pytest.mark.parametrize('make', MAKES)
-def test_parametrized(make: Any) -> None:
-    """Spectral norm puts another class on top of a layer, parametrize on top of the conv."""
-    assert_alike(_parametrized, make, ranks=(1,), parts=2)
 
 
 # Models; programs that use them in every way: tests/programs/object_programs.py

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, assert_same, cut_of
+from alike import Wrap, as_one_process, assert_same, cut_of
 from few import few
 from on_ranks import on_threads
 from ranks import run_as_threads
@@ -89,14 +89,11 @@ def test_as_plain_pyg_after_its_dry_run(how, world_size):
         assert_same(state, model.state_dict(), tolerance=1e-9)
 
 
-def _loaded(data: Any, wrap: Wrap) -> Tensor:
+@as_one_process(tolerance=1e-12)
+def test_values_that_are_loaded_first(data: Any, wrap: Wrap) -> Tensor:
     model = wrap(Net().double())
     getattr(model, 'module', model).load_state_dict(_first_values(small_graph(), 3))
     return model.eval()(data.x, data.edge_index).detach()
-
-
-def test_values_that_are_loaded_first():
-    assert_alike(_loaded, tolerance=1e-12)
 
 
 @on_threads(3)
@@ -192,7 +189,9 @@ class Writing(torch.nn.Module):
         return x * drawn
 
 
-def _steps(data: Any, wrap: Wrap, kind: str) -> list[Any]:
+@pytest.mark.parametrize('kind', GIVEN)
+@as_one_process(ranks=(3, 1), tolerance=1e-9)
+def test_the_first_step_is_that_of_plain_pyg(data: Any, wrap: Wrap, kind: str) -> list[Any]:
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     random.seed(0)
@@ -208,8 +207,3 @@ def _steps(data: Any, wrap: Wrap, kind: str) -> list[Any]:
         found += [loss.detach(), *(p.grad.clone() for p in net.parameters())]
         found += [net.calls, len(net.kept), len(net.seen)]
     return [*found, *net.buffers(), torch.rand(())]
-
-
-@pytest.mark.parametrize('kind', GIVEN)
-def test_the_first_step_is_that_of_plain_pyg(kind: str) -> None:
-    assert_alike(_steps, kind, ranks=(3, 1), tolerance=1e-9)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, cut_of, take_step
+from alike import Wrap, as_one_process, assert_alike, cut_of, take_step
 from graphs import awkward_graph
 from ranks import run_as_threads
 from sum_conv import SumConv
@@ -268,11 +268,8 @@ CONVS = {
 }
 
 
-def _step(data: Any, wrap: Wrap, name: str) -> list[Any]:
+@pytest.mark.parametrize('name', CONVS)
+@as_one_process()
+def test_gradients_in_a_message(data: Any, wrap: Wrap, name: str) -> list[Any]:
     conv = wrap(CONVS[name]().double())
     return take_step(conv, data, loss=lambda out: F.cross_entropy(out, data.y))
-
-
-@pytest.mark.parametrize('name', CONVS)
-def test_gradients_in_a_message(name: str) -> None:
-    assert_alike(_step, name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, cut_of
+from alike import Wrap, as_one_process, cut_of
 from conv_case import make
 from conv_graphs import GRAPHS
 from exact import Result, reference, run_case, step
@@ -240,11 +240,8 @@ def test_recommendations_are_ids_of_the_whole_graph() -> None:
     _recommended(root)
 
 
-def _negatives_by_itself(data: Any, wrap: Wrap) -> Tensor:
+@as_one_process(graph=awkward_graph, ranks=(1, 3), tolerance=1e-12)
+def test_negative_edges_by_itself(data: Any, wrap: Wrap) -> Tensor:
     model = wrap(make(ALL['GAE']))
     random.seed(5)  # what negative_sampling of PyG draws from
     return model.recon_loss(model.encode(data.x, data.edge_index), data.edge_index).detach()
-
-
-def test_negative_edges_by_itself() -> None:
-    assert_alike(_negatives_by_itself, graph=awkward_graph, ranks=(1, 3), tolerance=1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from alike import Wrap, assert_alike, itself
+from alike import Wrap, as_one_process, itself
 from on_ranks import on_ranks
 from torch_geometric.nn import FastRGCNConv, GCNConv, RGCNConv, SAGEConv
 
@@ -28,12 +28,9 @@ def test_what_to_do_is_told(data, name):
     assert ('data.n_id' in str(error.value)) == ('RGCN' in name)
 
 
-def _of_ids(data: Any, wrap: Wrap) -> list[Any]:
+@as_one_process(tolerance=1e-12)
+def test_ids_in_the_place_of_none(data: Any, wrap: Wrap) -> list[Any]:
     conv = wrap(CONVS['RGCN']().double())
     out = conv(None if wrap is itself else data.n_id, data.edge_index, data.edge_type)
     out.square().mean().backward()
     return [out.detach(), *(p.grad for p in conv.parameters())]
-
-
-def test_ids_in_the_place_of_none() -> None:
-    assert_alike(_of_ids, tolerance=1e-12)

@@ -14,7 +14,16 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, assert_same, cut_of, itself, on_ranks, on_whole_graph
+from alike import (
+    Wrap,
+    as_one_process,
+    assert_alike,
+    assert_same,
+    cut_of,
+    itself,
+    on_ranks,
+    on_whole_graph,
+)
 from copied_modules import copied
 from few import few
 from hetero_graphs import assignment, hetero_graph
@@ -469,16 +478,13 @@ def _lists(weight: Tensor) -> Tensor:
     return sums[1] * torch.stack(torch._foreach_norm(sums)).sum()
 
 
-def _of_the_weight(data: Any, wrap: Wrap, name: str) -> list[Any]:
+@pytest.mark.parametrize('name', OF_THE_WEIGHT)
+@as_one_process(ranks=(1, 2, 3))
+def test_what_is_computed_of_the_weight(data: Any, wrap: Wrap, name: str) -> list[Any]:
     run = Run(data, wrap)
     torch.manual_seed(3)
     out = OF_THE_WEIGHT[name](run)
     return [out, run.table.weight, run.table.weight.grad]
-
-
-@pytest.mark.parametrize('name', OF_THE_WEIGHT)
-def test_what_is_computed_of_the_weight(name: str) -> None:
-    assert_alike(_of_the_weight, name, ranks=(1, 2, 3))
 
 
 REFUSED: dict[str, tuple[Callable[[Run], Any], str]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, parallel
+from alike import Wrap, as_one_process, assert_alike, parallel
 from copied_modules import WAYS, copied
 from few import few
 from graphs import awkward_graph
@@ -147,22 +147,19 @@ NORMS = {
 }
 
 
-def _run(data: Any, wrap: Wrap, name: str, way: str) -> list[Tensor]:
+CASES = [*product(NORMS, ['']), *product(['batch', 'graph', 'another forward'], WAYS[:2])]
+"""torch itself cannot copy lazy norms."""
+
+
+@pytest.mark.parametrize(('name', 'way'), CASES)
+@as_one_process(tolerance=1e-12)
+def test_a_subclass_is_of_all_ranks(data: Any, wrap: Wrap, name: str, way: str) -> list[Tensor]:
     model = wrap(Net(NORMS[name]()).double())
     model = copied(model, way) if way else model
     assert type(model.norm) is type(NORMS[name]()) or name == 'lazy'
     return [
         model.train(is_training)(data.x, data.edge_index).detach() for is_training in (True, False)
     ]
-
-
-CASES = [*product(NORMS, ['']), *product(['batch', 'graph', 'another forward'], WAYS[:2])]
-"""torch itself cannot copy lazy norms."""
-
-
-@pytest.mark.parametrize(('name', 'way'), CASES)
-def test_a_subclass_is_of_all_ranks(name: str, way: str) -> None:
-    assert_alike(_run, name, way, tolerance=1e-12)
 
 
 # Norms of messages: their statistics are those of the messages of all edges

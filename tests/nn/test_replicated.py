@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, cut_of
+from alike import Wrap, as_one_process, cut_of
 from ddp_model import make_model
 from graphs import awkward_graph
 from ranks import run_once, run_ranks
@@ -155,7 +155,8 @@ def test_one_number_that_parts_is_told_at_once(tmp_path: Any, what: str) -> None
             assert_all_raise(outcomes, 'ValueError', when, 'rank 1', 'optimizer on one rank alone')
 
 
-def _layers(data: Any, wrap: Wrap) -> list[Tensor]:
+@as_one_process(graph=awkward_graph, cut=CUT, tolerance=1e-12, rtol=1e-9)
+def test_parameters_with_and_without_a_model_in_one_layer(data: Any, wrap: Wrap) -> list[Tensor]:
     """Gradients of a linear layer with a weight and a bias of a model or of nobody."""
     model = wrap(torch.nn.Linear(8, 3).double())
     of_model = list(model.parameters())
@@ -175,7 +176,3 @@ def _layers(data: Any, wrap: Wrap) -> list[Tensor]:
         model = None
         gc.collect()  # then without the model
     return found
-
-
-def test_parameters_with_and_without_a_model_in_one_layer() -> None:
-    assert_alike(_layers, graph=awkward_graph, cut=CUT, tolerance=1e-12, rtol=1e-9)

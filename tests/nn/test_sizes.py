@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, assert_same, on_ranks, on_whole_graph
+from alike import Wrap, as_one_process, assert_same, on_ranks, on_whole_graph
 from small_graphs import attempt
 from torch import Tensor
 from torch_geometric.nn import GATConv, GraphConv, MessagePassing, SAGEConv
@@ -164,9 +164,6 @@ def test_against_the_edges(roots: dict[int, str]) -> None:
         assert said.startswith("ValueError: expected 'size' in propagate of "), said
 
 
-def _one_set(data: Any, wrap: Wrap) -> Tensor:
+@as_one_process(ranks=(1,), parts=1)
+def test_one_set_of_nodes_needs_no_size(data: Any, wrap: Wrap) -> Tensor:
     return wrap(FromSources().double())((data.x[:, :4], None), data.edge_index)
-
-
-def test_one_set_of_nodes_needs_no_size() -> None:
-    assert_alike(_one_set, ranks=(1,), parts=1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, gradient
+from alike import Wrap, as_one_process, assert_alike, gradient
 from sum_conv import SumConv
 from torch import Tensor
 from torch.nn import Linear, ModuleList, Parameter
@@ -129,14 +129,11 @@ def _losses(model: Any, data: Data, *args: Any, **kwargs: Any) -> Iterator[Any]:
         yield gradient(p)
 
 
-def _in_one_forward(data: Data, wrap: Wrap, kind: type[Own]) -> list[Any]:
+@pytest.mark.parametrize('kind', [Hops, Phases, Arguments])
+@as_one_process(ranks=(1, 3))
+def test_it_changes_in_one_forward(data: Data, wrap: Wrap, kind: type[Own]) -> list[Any]:
     model = wrap(kind().double())
     return [*_losses(model, data), *_losses(model, data)]
-
-
-@pytest.mark.parametrize('kind', [Hops, Phases, Arguments])
-def test_it_changes_in_one_forward(kind: type[Own]) -> None:
-    assert_alike(_in_one_forward, kind, ranks=(1, 3))
 
 
 def _between_forwards(data: Data, wrap: Wrap, kind: type[Own], *changes: dict[str, Any]) -> Any:
@@ -256,7 +253,9 @@ FROZEN: dict[str, Callable[[], Any]] = {
 }
 
 
-def _unfrozen(data: Data, wrap: Wrap, name: str) -> list[Any]:
+@pytest.mark.parametrize('name', FROZEN)
+@as_one_process(ranks=(1, 3))
+def test_frozen_first(data: Data, wrap: Wrap, name: str) -> list[Any]:
     """A probe first, then all parameters learn, then some."""
     model: Any = wrap(torch.nn.ModuleList([FROZEN[name](), Linear(4, 3)]).double())
     conv, head = model
@@ -268,11 +267,6 @@ def _unfrozen(data: Data, wrap: Wrap, name: str) -> list[Any]:
         loss.backward()
         found += [loss.detach(), *(gradient(p) for p in model.parameters())]
     return found
-
-
-@pytest.mark.parametrize('name', FROZEN)
-def test_frozen_first(name: str) -> None:
-    assert_alike(_unfrozen, name, ranks=(1, 3))
 
 
 class Helped(pyg.MessagePassing):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, cut_of, gradient
+from alike import Wrap, as_one_process, assert_alike, cut_of, gradient
 from few import few
 from graphs import awkward_graph
 from hetero_graphs import WRITES, hetero_graph
@@ -120,13 +120,10 @@ class _LeavesCount(_LeavesLargest):
         return x_j
 
 
-def _left(data: Any, wrap: Wrap, conv: Any) -> Tensor:
-    return wrap(conv().double())(data.x, data.edge_index)
-
-
 @pytest.mark.parametrize('conv', [_LeavesLargest, _LeavesCount])
-def test_numbers_that_depend_on_all_edges(conv: Any) -> None:
-    assert_alike(_left, conv)
+@as_one_process()
+def test_numbers_that_depend_on_all_edges(data: Any, wrap: Wrap, conv: Any) -> Tensor:
+    return wrap(conv().double())(data.x, data.edge_index)
 
 
 def _hypergraph_without_num_edges(root: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, itself
+from alike import Wrap, as_one_process, itself
 from on_ranks import on_ranks
 from small_graphs import small_graph
 from torch import Tensor
@@ -105,7 +105,14 @@ class Attended(Module):
         return x
 
 
-def _restricted(data: Any, wrap: Wrap) -> list[Tensor]:
+def _with_few_seeds() -> Data:
+    graph = small_graph()
+    graph.train_mask = torch.arange(graph.num_nodes) % 5 == 0
+    return graph
+
+
+@as_one_process(graph=_with_few_seeds, by='processes')
+def test_attention_before_restricted_layers(data: Any, wrap: Wrap) -> list[Tensor]:
     torch.set_default_dtype(torch.float64)
     model = wrap(Attended())
     if wrap is itself:
@@ -114,13 +121,3 @@ def _restricted(data: Any, wrap: Wrap) -> list[Tensor]:
         out = model(data, pyg_sar.restrict(data, data.train_mask, num_layers=2))
     out.square().sum(1).mean().backward()
     return [p.grad for p in model.parameters()]
-
-
-def _with_few_seeds() -> Data:
-    graph = small_graph()
-    graph.train_mask = torch.arange(graph.num_nodes) % 5 == 0
-    return graph
-
-
-def test_attention_before_restricted_layers() -> None:
-    assert_alike(_restricted, graph=_with_few_seeds, by='processes')

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, parallel
+from alike import Wrap, as_one_process, assert_alike, parallel
 from small_graphs import small_graph
 from sum_conv import SumConv
 from torch import Tensor
@@ -123,7 +123,9 @@ OVER_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-def _of_rows(data: Data, wrap: Wrap, name: str) -> dict[str, Any]:
+@pytest.mark.parametrize('name', OVER_ROWS)
+@as_one_process(ranks=(1, 3), tolerance=1e-12, equal_nan=True)
+def test_over_rows(data: Data, wrap: Wrap, name: str) -> dict[str, Any]:
     found = {}
     for kind in KINDS:
         x = _features(kind, data.x).requires_grad_()
@@ -132,8 +134,3 @@ def _of_rows(data: Data, wrap: Wrap, name: str) -> dict[str, Any]:
         (out * torch.linspace(-1, 2, out.numel()).view(out.shape)).sum().backward()
         found[kind] = [out.detach(), x.grad, start.grad]
     return found
-
-
-@pytest.mark.parametrize('name', OVER_ROWS)
-def test_over_rows(name: str) -> None:
-    assert_alike(_of_rows, name, ranks=(1, 3), tolerance=1e-12, equal_nan=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike
+from alike import Wrap, as_one_process
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -37,19 +37,8 @@ STEPS: dict[str, Step] = {
 }
 
 
-def _trained(data: Any, ddp: Wrap, around: Callable[[Step, Tensor, Any], Tensor]) -> Any:
-    found: dict[str, Any] = {}
-    for name, step in STEPS.items():
-        torch.manual_seed(0)
-        model = ddp(torch.nn.ModuleList([GCNConv(6, 6), GCNConv(6, 3)]).double())
-        h = around(step, model[0](data.x, data.edge_index), data)
-        out = model[1](h, data.edge_index)
-        F.cross_entropy(out, data.y).backward()
-        found[name] = out, [p.grad for p in model.parameters()]
-    return found
-
-
-def _convs(data: Any, ddp: Wrap) -> Any:
+@as_one_process(by='processes')
+def test_arguments_of_a_checkpoint_inside_of_another_stay_rows(data: Any, ddp: Wrap) -> Any:
     """Edges and constant rows are arguments of a checkpoint inside of another one."""
     torch.manual_seed(0)
     model = ddp(torch.nn.ModuleList([GCNConv(6, 6), GCNConv(6, 3)]).double())
@@ -66,10 +55,6 @@ def _convs(data: Any, ddp: Wrap) -> Any:
     )
     F.cross_entropy(model[1](h, data.edge_index), data.y).backward()
     return [p.grad for p in model.parameters()]
-
-
-def test_arguments_of_a_checkpoint_inside_of_another_stay_rows() -> None:
-    assert_alike(_convs, by='processes')
 
 
 def _again(step: Step, h: Tensor, data: Any) -> Tensor:
@@ -109,5 +94,16 @@ AROUND = [_again, _again_and_more, _in_files, _on_cpu, _again_on_cpu]
 
 
 @pytest.mark.parametrize('around', AROUND)
-def test_what_is_saved_may_be_elsewhere(around: Any) -> None:
-    assert_alike(_trained, around)
+@as_one_process()
+def test_what_is_saved_may_be_elsewhere(
+    data: Any, ddp: Wrap, around: Callable[[Step, Tensor, Any], Tensor]
+) -> Any:
+    found: dict[str, Any] = {}
+    for name, step in STEPS.items():
+        torch.manual_seed(0)
+        model = ddp(torch.nn.ModuleList([GCNConv(6, 6), GCNConv(6, 3)]).double())
+        h = around(step, model[0](data.x, data.edge_index), data)
+        out = model[1](h, data.edge_index)
+        F.cross_entropy(out, data.y).backward()
+        found[name] = out, [p.grad for p in model.parameters()]
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, cut_of, parallel, take_step
+from alike import Wrap, as_one_process, cut_of, parallel, take_step
 from few import few
 from on_ranks import on_ranks
 from ranks import run_as_threads
@@ -82,14 +82,13 @@ CLASSES = [
 ]
 
 
-def _step(data: Any, wrap: Wrap, make: type[SumConv], mode: Any) -> list[Any]:
-    return take_step(parallel(make().double(), wrap, mode=mode), data)
-
-
 @pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat', 'one_shot']))
 @pytest.mark.parametrize('make', CLASSES)
-def test_messages_that_see_other_edges(make: type[SumConv], mode: str) -> None:
-    assert_alike(_step, make, mode, ranks=(3, 1), tolerance=1e-12)
+@as_one_process(ranks=(3, 1), tolerance=1e-12)
+def test_messages_that_see_other_edges(
+    data: Any, wrap: Wrap, make: type[SumConv], mode: Any
+) -> list[Any]:
+    return take_step(parallel(make().double(), wrap, mode=mode), data)
 
 
 class UpdatesFromEdges(SumConv):
@@ -150,13 +149,10 @@ class Against(SumConv):
         return inputs.new_zeros(dim_size, 3).index_add(0, index, inputs)
 
 
-def _turned(data: HeteroData, wrap: Wrap) -> Tensor:
+@as_one_process(graph=TWO_TYPES, cut='random', ranks=(2,), tolerance=1e-12)
+def test_an_aggregate_into_plain_along_turned_edges(data: HeteroData, wrap: Wrap) -> Tensor:
     edges = data['a', 'to', 'b'].edge_index.flip(0)
     return wrap(Against())((data['a'].x, data['b'].x), edges)
-
-
-def test_an_aggregate_into_plain_along_turned_edges():
-    assert_alike(_turned, graph=TWO_TYPES, cut='random', ranks=(2,), tolerance=1e-12)
 
 
 class Open(MessagePassing):
