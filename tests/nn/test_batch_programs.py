@@ -80,10 +80,7 @@ _AT = 'rank 0 is at the sum of the gradients of parameters'
 PARTING = [
     (_one_on_the_whole_graph, ["layer 'first' (SAGEConv)", 'in mean_of_batches']),
     (_one_in_evaluation, [f'{_IN}training', f'{_IN}evaluation']),
-    (
-        _one_without_a_backward,
-        [_AT, 'rank 1 has finished'],
-    ),
+    (_one_without_a_backward, [_AT, 'rank 1 has finished']),
 ]
 
 

@@ -134,7 +134,4 @@ CONVS: dict[str, Callable[[], MessagePassing]] = {
 @pytest.mark.parametrize('name', CONVS)
 @as_one_process(ranks=(1, 2, 3), parts=6, tolerance=1e-12)
 def test_as_on_the_whole_graph(data: Any, wrap: Wrap, name: str) -> list[Any]:
-    """Output, and the gradients of x and of the parameters."""
-    nodes = data.n_id if 'n_id' in data else torch.arange(40)
-    weights = (nodes.view(-1, 1) % 5 + 1) / 8
-    return take_step(wrap(CONVS[name]()), data, loss=lambda out: (out * weights).sum())
+    return take_step(wrap(CONVS[name]()), data)

@@ -203,10 +203,7 @@ def _scores(root: str) -> None:
         assert got == pytest.approx(of_edges, abs=1e-12)
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    infomax, y = (
-        pyg_sar.DistributedDataParallel(make(ALL['DeepGraphInfomax'])),
-        whole.data.y,
-    )
+    infomax, y = (pyg_sar.DistributedDataParallel(make(ALL['DeepGraphInfomax'])), whole.data.y)
     want = infomax.test(whole.data.x, y, whole.data.x[:9], y[:9])
     data = given.data
     x, y = pyg_sar.gather(data.x), pyg_sar.gather(data.y)

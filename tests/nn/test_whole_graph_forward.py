@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, as_one_process, assert_alike, cut_of, gradient
+from alike import Wrap, as_one_process, assert_alike, cut_of, take_step
 from few import few
 from graphs import awkward_graph
 from hetero_graphs import WRITES, hetero_graph
@@ -46,12 +46,7 @@ def _aggregation(name: str) -> SimpleConv:
 
 
 def _of_aggregation(data: Any, wrap: Wrap, name: str) -> list[Any]:
-    conv = wrap(_aggregation(name))
-    x = data.x.detach().requires_grad_()
-    out = conv(x, data.edge_index)
-    nodes = data.n_id if 'n_id' in data else torch.arange(data.num_nodes)
-    (out * (nodes.view(-1, 1) % 5 - 2) / 4).sum().backward()
-    return [out.detach(), [gradient(each) for each in (x, *conv.parameters())]]
+    return take_step(wrap(_aggregation(name)), data)
 
 
 @pytest.mark.parametrize('name', AGGREGATIONS)

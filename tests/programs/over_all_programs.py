@@ -142,8 +142,7 @@ PROGRAMS = programs(
         *(deep_graph_sets, chosen_nodes),
     ),
 ) | programs(
-    with_module,
-    named(batch_norm_by_hand, squeeze_and_excite, soft_clusters, other_kernels),
+    with_module, named(batch_norm_by_hand, squeeze_and_excite, soft_clusters, other_kernels)
 )
 
 

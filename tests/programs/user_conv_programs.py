@@ -350,8 +350,6 @@ def frozen_after_a_step(data: Data, ddp: Ddp) -> Results:
             if step and isinstance(module, BatchNorm1d):
                 module.eval().requires_grad_(False)
         losses += descend(
-            lambda: supervised(model(data.x, data.edge_index, data.edge_attr), data),
-            model,
-            steps=1,
+            lambda: supervised(model(data.x, data.edge_index, data.edge_attr), data), model, steps=1
         )
     return {'losses': losses, 'weights': weights(model)}
