@@ -186,11 +186,13 @@ def assert_same(
 
 
 def take_step(
-    model: Any, data: Any, *args: Any, loss: Callable[[Any], Tensor] | None = None
+    model: Any, data: Any, *args: Any, loss: Callable[[Any], Tensor] | None = None, **more: Any
 ) -> list[Any]:
-    """Output of a model, and the gradients of its features and of its parameters."""
+    """Output of a model, and the gradients of its features and of its parameters, from none on."""
     x = data.x.detach().clone().requires_grad_()
-    out = model(x, data.edge_index, *args)
+    for p in model.parameters():
+        p.grad = None
+    out = model(x, data.edge_index, *args, **more)
     (out.square().sum() if loss is None else loss(out)).backward()
     return [out.detach(), x.grad, *(p.grad for p in model.parameters())]
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from alike import Wrap, as_one_process, assert_alike, cut_of, gradient, parallel, take_step
 from few import few
+from on_ranks import on_ranks
 from ranks import run_as_threads
 from small_graphs import assert_all_raise, attempt
 from sum_conv import SumConv
@@ -35,21 +36,21 @@ def _data(num_nodes: int, edges: list[tuple[int, int]], train: list[int] | None 
 THIRDS = [0, 0, 0, 1, 1, 1, 2, 2, 2]
 RING = [(i, (i + 1) % 9) for i in range(9)]
 
-# Graph, part of every node.
-CASES: dict[str, tuple[Data, list[int]]] = {
-    'isolated node': (_data(9, [e for e in RING if 4 not in e]), THIRDS),
-    'empty block': (_data(9, [(0, 1), (1, 3), (3, 4), (4, 5), (6, 7)]), THIRDS),
-    'part without training node': (_data(9, RING, train=[0, 1, 5]), THIRDS),
-    'part without edges': (_data(9, [(6, 0), (7, 1), (0, 1)]), THIRDS),
-    'part without nodes': (_data(9, RING), [0, 0, 0, 0, 2, 2, 2, 2, 2]),
-    'repeated edges': (_data(9, RING + RING[2:5] + RING[3:4]), [0, 1, 2] * 3),
-    'self loops': (_data(9, [*RING, (2, 2), (5, 5), (5, 5)]), THIRDS),
-    'directed graph': (_data(9, [(i, j) for i in range(9) for j in range(i)]), [0, 1, 2] * 3),
-    'no edges at all': (_data(9, []), THIRDS),
-    'everything remote': (_data(6, [(0, 3), (1, 4), (3, 5), (5, 1)]), [0, 0, 0, 1, 2, 1]),
-    'one message into a part': (_data(9, [(6, 0), (7, 0), (1, 3), (4, 6), (5, 7)]), THIRDS),
-    'one node per part': (_data(3, [(0, 1), (1, 2), (2, 0), (0, 0)]), [0, 1, 2]),
+CASES: dict[str, tuple[Any, list[int]]] = {
+    'isolated node': ((9, [e for e in RING if 4 not in e]), THIRDS),
+    'empty block': ((9, [(0, 1), (1, 3), (3, 4), (4, 5), (6, 7)]), THIRDS),
+    'part without training node': ((9, RING, [0, 1, 5]), THIRDS),
+    'part without edges': ((9, [(6, 0), (7, 1), (0, 1)]), THIRDS),
+    'part without nodes': ((9, RING), [0, 0, 0, 0, 2, 2, 2, 2, 2]),
+    'repeated edges': ((9, RING + RING[2:5] + RING[3:4]), [0, 1, 2] * 3),
+    'self loops': ((9, [*RING, (2, 2), (5, 5), (5, 5)]), THIRDS),
+    'directed graph': ((9, [(i, j) for i in range(9) for j in range(i)]), [0, 1, 2] * 3),
+    'no edges at all': ((9, []), THIRDS),
+    'everything remote': ((6, [(0, 3), (1, 4), (3, 5), (5, 1)]), [0, 0, 0, 1, 2, 1]),
+    'one message into a part': ((9, [(6, 0), (7, 0), (1, 3), (4, 6), (5, 7)]), THIRDS),
+    'one node per part': ((3, [(0, 1), (1, 2), (2, 0), (0, 0)]), [0, 1, 2]),
 }
+"""What a graph is made of, and the part of every node."""
 
 CONVS = {
     'SAGE': lambda: SAGEConv(6, 3),
@@ -77,11 +78,7 @@ _sorted = functools.partial(_data, 9, sorted(RING + RING[::2], key=lambda edge: 
 """Masks are drawn by destination, which is the order of these edges."""
 
 
-def _graph(case: str) -> Data:
-    return CASES[case][0].clone()
-
-
-GRAPHS = {case: functools.partial(_graph, case) for case in CASES}
+GRAPHS = {case: functools.partial(_data, *given) for case, (given, _) in CASES.items()}
 """Of a case; one object each, so that it is cut once."""
 
 
@@ -180,17 +177,13 @@ def test_a_vector_of_nodes_or_of_edges() -> None:
     assert_all_raise(outcomes, 'ValueError', 'GraphConv', 'may be of')
 
 
-def _selected_twice(data: Data, wrap: Wrap) -> Tensor:
-    """Edges and their weights by equal masks, which are other tensors."""
+@as_one_process(graph=_ring, cut=PARTS, tolerance=1e-12)
+def test_edges_and_weights_selected_apart(data: Data, wrap: Wrap) -> Tensor:
+    """By equal masks, which are other tensors, in a graph with as many nodes as edges."""
     conv = wrap(GraphConv(6, 3).double())
     masks = [data.x.new_ones(9, dtype=torch.bool) for _ in range(4)]
     weight = (data.edge_attr * 2)[masks[0]][masks[1]]
     return conv(data.x, data.edge_index[:, masks[2]][:, masks[3]], weight).detach()
-
-
-def test_edges_and_weights_selected_apart() -> None:
-    """In a graph with as many nodes as edges: they are of edges, as the edge_index is."""
-    assert_alike(_selected_twice, graph=_ring, cut=PARTS, tolerance=1e-12)
 
 
 @pytest.mark.parametrize('num_parts', [1, 3])
@@ -233,22 +226,16 @@ def test_dropout_masks_equal_plain_pyg_on_one_part(data: Any, wrap: Wrap) -> lis
 
 
 @pytest.mark.parametrize('name', CONVS)
-def test_training_after_inference_mode(name: str) -> None:
+@on_ranks(by='threads')
+def test_training_after_inference_mode(data, name):
     """What is computed once and kept must be usable in every mode."""
-    root = cut_of(GRAPHS['self loops'], 3, CASES['self loops'][1])
-    run_as_threads(_infer_then_train, 3, name, root)
-
-
-def _infer_then_train(name: str, root: str) -> None:
-    shard = pyg_sar.load_shard(root)
-    torch.manual_seed(1)
     conv = pyg_sar.SARConv(CONVS[name]().double())
     with torch.inference_mode():
-        inferred = conv(shard.x, shard.edge_index)
-        conv(shard.x, shard.edge_index[:, ::2])
-    out = conv(shard.x.detach().clone().requires_grad_(), shard.edge_index)
+        inferred = conv(data.x, data.edge_index)
+        conv(data.x, data.edge_index[:, ::2])
+    out = conv(data.x.detach().clone().requires_grad_(), data.edge_index)
     out.sum().backward()
-    conv(shard.x, shard.edge_index[:, ::2]).sum().backward()
+    conv(data.x, data.edge_index[:, ::2]).sum().backward()
     pair = pyg_sar.local((inferred.clone(), out.detach()))
     torch.testing.assert_close(*pair, rtol=0, atol=1e-12)
 
@@ -268,12 +255,9 @@ class _Centred(MessagePassing):  # type: ignore[misc]
         return x_j - all_rows.mean(dim=0)
 
 
-def _centred(data: Any, wrap: Wrap) -> list[Tensor]:
+@pytest.mark.parametrize('cut', [THIRDS, [0, 0, 0, 0, 0, 1, 1, 2, 2]])
+@as_one_process(graph=_both_ways, tolerance=1e-12)
+def test_a_message_that_reads_all_nodes(data: Any, wrap: Wrap, cut: list[int]) -> list[Tensor]:
+    """Also where all ranks have as many nodes; a weight is no such thing."""
     conv = wrap(_Centred(3).double())
     return [conv(data.x, data.edge_index, of_nodes=each).detach() for each in (True, False)]
-
-
-@pytest.mark.parametrize('parts', [THIRDS, [0, 0, 0, 0, 0, 1, 1, 2, 2]])
-def test_a_message_that_reads_all_nodes(parts: list[int]) -> None:
-    """Also where all ranks have as many nodes; a weight is no such thing."""
-    assert_alike(_centred, graph=_both_ways, cut=parts, tolerance=1e-12)

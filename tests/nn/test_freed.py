@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from alike import cut_of
 from few import few
+from graphs import awkward_graph
 from torch import Tensor
 from torch.nn import Module
-from torch_geometric.data import Data
-from torch_geometric.nn import (
-    GATConv,
-    GCNConv,
-    MedianAggregation,
-    MessagePassing,
-    SAGEConv,
-    TransformerConv,
-)
+from torch_geometric import nn as pyg
 
 import pyg_sar
 
 CONVS: dict[str, Callable[[], Module]] = {
-    'linear': lambda: SAGEConv(8, 8),
-    'normalised': lambda: GCNConv(8, 8),
-    'weighted': lambda: GATConv(8, 8),
-    'replay': lambda: TransformerConv(8, 8),
-    'gather': lambda: SAGEConv(8, 8, aggr=MedianAggregation()),
+    'linear': lambda: pyg.SAGEConv(8, 8),
+    'normalised': lambda: pyg.GCNConv(8, 8),
+    'weighted': lambda: pyg.GATConv(8, 8),
+    'replay': lambda: pyg.TransformerConv(8, 8),
+    'gather': lambda: pyg.SAGEConv(8, 8, aggr='median'),
 }
+
+_graph = functools.partial(awkward_graph, 60, 1000)
 
 
 @pytest.fixture
@@ -46,16 +42,10 @@ def garbage() -> Iterator[list[object]]:
 
 
 @pytest.mark.parametrize('name', few(CONVS, every=2))
-def test_a_step_leaves_no_activations(name: str, tmp_path: Path, garbage: list[object]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    graph = Data(
-        x=torch.randn(60, 8, generator=generator),
-        edge_index=torch.randint(60, (2, 400), generator=generator),
-    )
+def test_a_step_leaves_no_activations(name: str, garbage: list[object]) -> None:
     earlier = {id(each): each for each in gc.get_objects()}  # of other tests
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts')
-    data = pyg_sar.load_shard(tmp_path / 'parts')
-    model = pyg_sar.DistributedDataParallel(CONVS[name]())
+    data = pyg_sar.load_shard(cut_of(_graph, 3))
+    model = pyg_sar.DistributedDataParallel(CONVS[name]().double())
     for _ in range(3):
         model(data.x, data.edge_index).square().mean().backward()
     gc.collect()
@@ -64,7 +54,7 @@ def test_a_step_leaves_no_activations(name: str, tmp_path: Path, garbage: list[o
     assert [tuple(t.shape) for t in found if t.size(0) >= 60] == []
 
 
-class Keeps(MessagePassing):
+class Keeps(pyg.MessagePassing):
     """Holds its last weights, with their history."""
 
     weights: Tensor | None = None
@@ -81,18 +71,15 @@ class Keeps(MessagePassing):
         return x_j * self.weights
 
 
-def test_a_conv_that_keeps_weights_keeps_those_of_one_step(tmp_path: Path) -> None:
-    edge_index = torch.randint(60, (2, 1009), generator=torch.Generator().manual_seed(0))
-    graph = Data(x=torch.randn(60, 8), edge_index=edge_index)
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts')
-    data, conv = pyg_sar.load_shard(tmp_path / 'parts'), Keeps()
+def test_a_conv_that_keeps_weights_keeps_those_of_one_step() -> None:
+    data, conv = pyg_sar.load_shard(cut_of(_graph, 3)), Keeps().double()
     model, counts = pyg_sar.DistributedDataParallel(conv), []
     for _ in range(4):
         model(data.x, data.edge_index).square().mean().backward()
         gc.collect()
         tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor)]
         with torch._C.DisableTorchFunctionSubclass():  # other tests may have left rows
-            counts.append(sum(t.dim() > 0 and t.size(0) == 1009 for t in tensors))
+            counts.append(sum(t.dim() > 0 and t.size(0) == data.num_edges for t in tensors))
         del tensors
     assert conv.weights is not None
     assert conv.weights.requires_grad

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, gradient, parallel, take_step
-from torch_geometric.data import Data
+from alike import Wrap, as_one_process, gradient, parallel, take_step
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import scatter, softmax
 
-N, E, WIDTH = 20, 70, 4
+WIDTH = 4
 
 
 def _scaled(m: dict[str, Any]) -> Any:
@@ -61,24 +61,13 @@ class InPlace(MessagePassing):
     def __init__(self, name: str) -> None:
         self.of_edge, aggr = MESSAGES[name]
         super().__init__(aggr=aggr, node_dim=0)
-        self.v, self.q = torch.nn.Linear(5, WIDTH), torch.nn.Linear(5, WIDTH)
+        self.v, self.q = torch.nn.Linear(6, WIDTH), torch.nn.Linear(6, WIDTH)
 
     def forward(self, x: Any, edge_index: Any, e: Any, n: Any) -> Any:
         v = self.v(x)
         return self.propagate(edge_index, v=v, w=v, q=self.q(x), e=e, n=n)
 
-    def message(
-        self,
-        v_j: Any,
-        w_j: Any,
-        q_i: Any,
-        q_j: Any,
-        e: Any,
-        n: Any,
-        index: Any,
-        ptr: Any,
-        size_i: Any,
-    ) -> Any:
+    def message(self, v_j, w_j, q_i, q_j, e, n, index, ptr, size_i):
         given = {k: v for k, v in locals().items() if k not in ('self', '__class__')}
         return self.of_edge(given)
 
@@ -89,7 +78,7 @@ class OwnAggregation(MessagePassing):
     def __init__(self, kind: str) -> None:
         super().__init__(aggr=None)
         self.kind = kind
-        self.v = torch.nn.Linear(5, WIDTH)
+        self.v = torch.nn.Linear(6, WIDTH)
         self.t = torch.nn.Parameter(torch.tensor(0.7))
 
     def forward(self, x: Any, edge_index: Any, e: Any, n: Any) -> Any:
@@ -114,30 +103,10 @@ class OwnAggregation(MessagePassing):
 
 
 KINDS = ['softmax', 'power', 'both', 'by hand']
-
-
-def _graph() -> Data:
-    draw = torch.Generator().manual_seed(0)
-    return Data(
-        x=torch.randn(N, 5, dtype=torch.float64, generator=draw),
-        edge_index=torch.randint(N - 1, (2, E), generator=draw),
-        edge_attr=torch.randn(E, WIDTH, dtype=torch.float64, generator=draw),
-        num_nodes=N,
-    )
-
-
-def _results(data: Any, wrap: Wrap, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    convs = {name: lambda name=name: InPlace(name) for name in MESSAGES}
-    convs |= {kind: lambda kind=kind: OwnAggregation(kind) for kind in KINDS}
-    return {
-        name: _of_conv(data, parallel(_seeded(make), wrap, **options))
-        for name, make in convs.items()
-    }
-
-
-def _seeded(make: Callable[[], Any]) -> Any:
-    torch.manual_seed(0)
-    return make().double()
+CONVS: list[Callable[[], MessagePassing]] = [
+    *(functools.partial(InPlace, name) for name in MESSAGES),
+    *(functools.partial(OwnAggregation, kind) for kind in KINDS),
+]
 
 
 def _of_conv(data: Any, conv: Any) -> dict[str, Any]:
@@ -152,10 +121,10 @@ def _of_conv(data: Any, conv: Any) -> dict[str, Any]:
     return {'outs': [out.detach() for out in outs], 'n': n, 'grads': grads}
 
 
-@pytest.mark.parametrize('options', [{}, {'mode': 'one_shot'}, {'mode': 'sequential_no_remat'}])
-def test_as_one_process(options: dict[str, Any]) -> None:
-    cut = [i % 5 % 3 for i in range(N)]
-    assert_alike(_results, options, graph=_graph, cut=cut, ranks=(1, 3), tolerance=1e-11, rtol=0)
+@pytest.mark.parametrize('mode', ['sequential', 'one_shot', 'sequential_no_remat'])
+@as_one_process(ranks=(1, 3), tolerance=1e-11, rtol=0)
+def test_all_convs(data: Any, wrap: Wrap, mode: Any) -> list[dict[str, Any]]:
+    return [_of_conv(data, parallel(make().double(), wrap, mode=mode)) for make in CONVS]
 
 
 class ChangesWhole(InPlace):
@@ -169,10 +138,6 @@ class ChangesWhole(InPlace):
         return v_j * table
 
 
-def _with_a_table(data: Any, wrap: Wrap) -> list[Any]:
+@as_one_process(ranks=(1, 3), tolerance=1e-11, rtol=0)
+def test_what_all_edges_read_changes_once(data: Any, wrap: Wrap) -> list[Any]:
     return take_step(wrap(ChangesWhole('scaled').double()), data, None, None)
-
-
-def test_what_all_edges_read_changes_once() -> None:
-    cut = [i % 3 for i in range(N)]
-    assert_alike(_with_a_table, graph=_graph, cut=cut, ranks=(1, 3), tolerance=1e-11, rtol=0)

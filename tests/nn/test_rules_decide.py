@@ -205,21 +205,10 @@ class Told(MessagePassing):
         self.told = message
         self.lin = torch.nn.Linear(WIDTH, WIDTH)
 
-    def forward(
-        self, x: Tensor, edge_index: Tensor, w: Tensor, kind: Tensor, flag: bool = True
-    ) -> Tensor:
+    def forward(self, x, edge_index, w, kind, flag=True):
         return self.propagate(edge_index, x=x, w=w, kind=kind, flag=flag)
 
-    def message(
-        self,
-        x_j: Tensor,
-        x_i: Tensor,
-        w: Tensor,
-        kind: Tensor,
-        index: Tensor,
-        size_i: int,
-        flag: bool,
-    ) -> Tensor:
+    def message(self, x_j, x_i, w, kind, index, size_i: int, flag: bool):
         values = {'w': w, 'kind': kind, 'index': index, 'size': size_i, 'flag': flag}
         out: Tensor = self.told(Of(conv=self, x=x_j, x_i=x_i, **values))
         return out
