@@ -74,7 +74,8 @@ def as_one_process(**options: Any) -> Callable[[Program], Callable[..., None]]:
     """Marks a test whose body is the program: what it gives is compared, see :func:`assert_alike`.
 
     The body takes data, a `Wrap` and parameters of pytest, plain values. `options` are those of
-    :func:`assert_alike`; parameters that are called `graph`, `cut`, `ranks` and `by` say the same.
+    :func:`assert_alike`; parameters that are called `graph`, `cut`, `ranks` and `parts` say the
+    same.
     """
 
     def marked(body: Program) -> Callable[..., None]:
@@ -82,7 +83,9 @@ def as_one_process(**options: Any) -> Callable[[Program], Callable[..., None]]:
         program = functools.partial(_body, body.__module__, body.__name__)
 
         def test(**given: Any) -> None:
-            named = {name: given[name] for name in ('graph', 'cut', 'ranks', 'by') if name in given}
+            named = {
+                name: given[name] for name in ('graph', 'cut', 'ranks', 'parts') if name in given
+            }
             args = (given[each.name] for each in parameters)
             assert_alike(program, *args, **{**options, **named})
 
@@ -186,15 +189,23 @@ def assert_same(
 
 
 def take_step(
-    model: Any, data: Any, *args: Any, loss: Callable[[Any], Tensor] | None = None, **more: Any
+    model: Any,
+    data: Any,
+    *args: Any,
+    loss: Callable[[Any], Tensor] | None = None,
+    grad: Callable[[Tensor], Any] = lambda p: p.grad,
+    **more: Any,
 ) -> list[Any]:
-    """Output of a model, and the gradients of its features and of its parameters, from none on."""
+    """Output of a model, and the gradients of its features and of its parameters, from none on.
+
+    With ``grad=gradient`` those that did not arrive are zero.
+    """
     x = data.x.detach().clone().requires_grad_()
     for p in model.parameters():
         p.grad = None
     out = model(x, data.edge_index, *args, **more)
     (out.square().sum() if loss is None else loss(out)).backward()
-    return [out.detach(), x.grad, *(p.grad for p in model.parameters())]
+    return [out.detach(), x.grad, *map(grad, model.parameters())]
 
 
 def gradient(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from alike import gradient, itself
+from alike import gradient, whole
 from conv_case import Case, Edges, Inputs, make
 from conv_graphs import GRAPHS
 from meter import Meter, metered
@@ -31,10 +31,6 @@ and divided by their number at the end, so float32 rounds them elsewhere."""
 
 TOLERANCE_FLOAT32 = 1e-4
 """The same in float32, beyond twice what one process is off."""
-
-FORMS = ('parallel', 'wrapped', 'inner')
-"""In DistributedDataParallel; wrapped; and the model inside of a DistributedDataParallel, whose
-methods are called."""
 
 Values = dict[str, Any]
 """Tensors, and Edges among the outputs, by name."""
@@ -85,7 +81,6 @@ def run_case(
     *,
     device: str = 'cpu',
     dtype: torch.dtype = torch.float64,
-    form: str = 'parallel',
     **options: Any,
 ) -> Result:
     """One case; whatever it raises is its result. Rows are not counted where ranks are threads."""
@@ -95,12 +90,8 @@ def run_case(
             module = make(case).to(device, dtype)
             keys = list(module.state_dict())
             result.stage = 'construction'
-            if form in ('parallel', 'inner'):
-                parallel = pyg_sar.DistributedDataParallel(module, **options)
-                module = parallel if form == 'parallel' else parallel.module
-            else:
-                module = pyg_sar.DistributedDataParallel(module, **options)
-            assert list(getattr(module, 'module', module).state_dict()) == keys
+            module = pyg_sar.DistributedDataParallel(module, **options)
+            assert list(module.state_dict()) == keys
             result.stage = 'partition'
             if root is None:
                 return result
@@ -118,7 +109,7 @@ def run_case(
                     if stage == 'compared':
                         _note(meter, data, result)
 
-                found = step(case, module, data, form, at)
+                found = step(case, module, data, at)
             result.differences = _differences(found, plain, want)
     except Exception as error:
         result.error, result.reason = type(error).__name__, str(error)
@@ -137,11 +128,9 @@ def step(
     case: Case,
     module: torch.nn.Module,
     data: Any,
-    form: str = 'plain',
     at: Callable[[str], None] = lambda stage: None,
 ) -> Values:
     """Forward and backward; `at` is told of ``'backward'`` and, after it, of ``'compared'``."""
-    gathered = itself if form == 'plain' else _gathered
     inputs = Inputs(data)
     outputs = flatten(case.call(module, inputs))
     kept = {  # as reversible layers free theirs in backward
@@ -151,10 +140,10 @@ def step(
     at('backward')
     backward(outputs)
     at('compared')
-    found = {name: gathered(value) for name, value in kept.items()}
+    found = {name: _gathered(value) for name, value in kept.items()}
     for key, leaf in inputs.leaves.items():
         name = f'gradient of {" ".join(map(str, filter(None, key)))}'
-        found[name] = gathered(gradient(leaf))
+        found[name] = _gathered(gradient(leaf))
     plain = make(case)
     for (name, _), own in zip(plain.named_parameters(), module.parameters(), strict=True):
         found[f'gradient of {name}'] = gradient(own).clone()
@@ -164,9 +153,7 @@ def step(
 
 def _gathered(value: Any) -> Any:
     """All rows of the whole graph."""
-    if isinstance(value, Edges):
-        return Edges(*map(pyg_sar.gather, value))
-    return pyg_sar.gather(value)
+    return Edges(*map(whole, value)) if isinstance(value, Edges) else whole(value)
 
 
 def flatten(output: Any, name: str = 'out') -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from alike import Wrap, as_one_process, cut_of, itself
 from ddp_model import make_model
 from on_ranks import on_ranks
 from ranks import run_as_threads, run_once
 from small_graphs import assert_all_raise, assert_close, attempt, small_graph
+from three_steps import supervised
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as Torchs
 from torch_geometric.data import Data
@@ -26,8 +26,7 @@ from pyg_sar.comm.ranks import rank
 
 
 def _loss(model: torch.nn.Module, data: Data) -> Tensor:
-    out = model(data.x, data.edge_index)
-    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+    return supervised(model(data.x, data.edge_index), data)
 
 
 def _grads(model: torch.nn.Module) -> list[Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, as_one_process, assert_alike, gradient
+from alike import Wrap, as_one_process, assert_alike, gradient, take_step
 from torch import Tensor
 from torch.nn import Linear
 from torch_geometric import nn as pyg
@@ -118,13 +118,11 @@ class Scores(pyg.MessagePassing):
 
 def _steps(data: Data, wrap: Wrap, message: Message, shape: tuple[int, ...], is_apart: bool) -> Any:
     conv = wrap(Scores(message, *shape).double())
-    found = []
-    for _ in range(2):
-        conv.zero_grad()
-        x = data.x.clone().requires_grad_()
-        out = conv(x, data.edge_index)
-        out.sin().sum().backward()
-        found += [out.detach(), x.grad, *(gradient(p) for p in conv.parameters())]
+    return [_step(conv, data, is_apart) for _ in range(2)]
+
+
+def _step(conv: Any, data: Data, is_apart: bool) -> list[Any]:
+    found = take_step(conv, data, loss=lambda out: out.sin().sum(), grad=gradient)
     plans = conv._sar.plans.values() if hasattr(conv, '_sar') else ()
     assert all((plan.ends is not None) == is_apart for plan in plans)
     return found
@@ -155,10 +153,4 @@ CONVS: dict[str, Callable[[], pyg.MessagePassing]] = {
 @pytest.mark.parametrize('name', CONVS)
 @as_one_process(ranks=(1, 3))
 def test_convs_of_pyg(data: Data, wrap: Wrap, name: str) -> Any:
-    conv = wrap(CONVS[name]().double().eval())
-    x = data.x.clone().requires_grad_()
-    out = conv(x, data.edge_index)
-    out.sin().sum().backward()
-    plans = conv._sar.plans.values() if hasattr(conv, '_sar') else ()
-    assert all(plan.ends is not None for plan in plans)
-    return [out.detach(), x.grad, *(gradient(p) for p in conv.parameters())]
+    return _step(wrap(CONVS[name]().double().eval()), data, True)

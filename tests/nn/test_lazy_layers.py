@@ -18,7 +18,7 @@ from few import few
 from on_ranks import on_threads
 from ranks import run_as_threads
 from small_graphs import small_graph
-from three_steps import descend
+from three_steps import descend, supervised
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv, SAGEConv
@@ -52,11 +52,8 @@ def _first_values(data: Any, seed: int) -> dict[str, Tensor]:
 
 
 def _train(model: Any, data: Any) -> list[float]:
-    def loss() -> Tensor:
-        out = model(data.x, data.edge_index)
-        return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-
-    return descend(loss, torch.optim.Adam(model.parameters(), lr=0.05))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    return descend(lambda: supervised(model(data.x, data.edge_index), data), optimizer)
 
 
 def _on_ranks(root: str, how: str) -> Any:

@@ -79,6 +79,8 @@ def _count_inside(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
 KEEPS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
     'nothing': lambda conv, gate, out: None,
     'mean': lambda conv, gate, out: setattr(conv, 'mean', gate.mean()),
+    'a number': lambda conv, gate, out: setattr(conv, 'mean', gate.size(0) * 1e-3),
+    'the largest': lambda conv, gate, out: setattr(conv, 'mean', float(gate.detach().max())),
     'new': lambda conv, gate, out: setattr(conv, 'new', gate.square().mean()),
     'sums': lambda conv, gate, out: conv.sums.append(gate.sum()),
     'by name': lambda conv, gate, out: conv.by_name.update(mean=gate.mean()),
@@ -253,17 +255,9 @@ class OfEdges(Changing):
         return weight * x_j
 
 
-def _hooked(x: Tensor) -> Tensor:
-    if x.requires_grad:
-        x.register_hook(lambda grad: grad.clamp(-0.002, 0.002))
-    return x
-
-
 CONVS = {
-    'clipped': lambda: OfMessages(Clipped.apply),
     'clipped, max': lambda: OfMessages(Clipped.apply, 'max'),
     'of length 1': lambda: OfMessages(Unit.apply),
-    'hooked': lambda: OfMessages(_hooked, 'mean'),
     'of edges': lambda: OfEdges(Clipped.apply),
 }
 

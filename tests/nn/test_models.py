@@ -17,8 +17,6 @@ from few import few
 from graphs import awkward_graph
 from hetero_graphs import REVIEWS, WRITES, assignment, hetero_graph
 from hetero_models import CASES as HETERO_CASES
-from hetero_models import MODELS as HETERO_MODELS
-from hetero_models import with_shapes
 from model_cases import _CONV, FUNCTIONS, NUM_NODES, OF_MOLECULES, REFUSED, ROWWISE, UNSUPERVISED
 from model_cases import CASES as MODEL_CASES
 from norm_models import CASES as NORM_CASES
@@ -66,10 +64,8 @@ def _run(names: list[str], roots: dict[str, str], how: dict[str, Any]) -> dict[s
     found = {}
     for name in names:
         case = ALL[name]
-        form = 'inner' if case.graph == 'plain' else 'parallel' if how else 'wrapped'
         has_convs = any(isinstance(m, MessagePassing) for m in make(case).modules())
-        options = {'form': form, **how} if has_convs else {'form': form}
-        found[name] = run_case(case, roots[case.graph], **options)
+        found[name] = run_case(case, roots[case.graph], **(how if has_convs else {}))
     return found
 
 
@@ -109,12 +105,6 @@ def test_exact_on_processes(roots: Roots, world_size: int, cut: str, how: dict[s
 @pytest.mark.slow
 def test_all_in_one_process(roots: Roots) -> None:
     _check([_run(NAMES, roots['random'], {})])
-
-
-@pytest.mark.slow
-def test_one_shot_without_data_parallel(roots: Roots) -> None:
-    how = {'mode': 'one_shot', 'form': 'wrapped'}
-    _check(run_as_threads(_run, 3, ['hetero: GAT'], roots['unequal'], how))
 
 
 @pytest.mark.parametrize('name', REFUSED)
@@ -159,17 +149,6 @@ def test_label_propagation_by_hand_and_again(roots: Roots) -> None:
     for found in run_ranks(_propagated_twice, 3, roots['unequal']['plain']):
         for out in found:
             torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)  # float32
-
-
-@pytest.mark.filterwarnings('ignore:There exist node types')
-def test_wrap_takes_every_conv_and_keeps_the_keys() -> None:
-    for name in ('SAGE', 'mixed', 'to_hetero', 'HeteroDictLinear'):
-        plain, model = (with_shapes(HETERO_MODELS[name]()) for _ in range(2))
-        pyg_sar.DistributedDataParallel(model)
-        num_convs = sum(hasattr(m, 'propagate') for m in plain.modules())
-        assert sum(isinstance(m, pyg_sar.SARConv) for m in model.modules()) == num_convs
-        assert list(model.state_dict()) == list(plain.state_dict())
-        model.load_state_dict(plain.state_dict())
 
 
 def _other_relation(root: str) -> str:

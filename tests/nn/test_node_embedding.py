@@ -14,20 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from alike import (
-    Wrap,
-    as_one_process,
-    assert_alike,
-    assert_same,
-    cut_of,
-    itself,
-    on_ranks,
-    on_whole_graph,
-)
+from alike import Wrap, as_one_process, assert_alike, assert_same, cut_of, itself
 from copied_modules import copied
 from few import few
 from hetero_graphs import assignment, hetero_graph
-from on_ranks import on_ranks as of_every_rank
+from on_ranks import on_ranks
 from ranks import run_as_threads, run_ranks
 from small_graphs import ASSIGNMENTS, assert_all_raise, assert_close, attempt, small_graph
 from torch import Tensor, nn
@@ -336,12 +327,12 @@ def _resumed(
 def test_training_goes_on_on_any_number_of_ranks(sparse: bool, tmp_path: Path) -> None:
     root = str(tmp_path / 'run')
     parts = {p: cut_of(small_graph, p, ASSIGNMENTS[p % 3]) for p in (2, 3, 4)}
-    want = on_whole_graph(_resumed, small_graph, '', 9, 0, sparse)
-    on_ranks(_resumed, 3, parts[3], root, 2, 1, sparse)
-    on_ranks(_resumed, 2, parts[4], root, 2, 2, sparse)
-    on_whole_graph(_resumed, small_graph, root, 1, 3, sparse)  # torch.nn.Embedding
-    on_ranks(_resumed, 4, parts[4], root, 2, 4, sparse)
-    results = on_ranks(_resumed, 2, parts[2], root, 2, 5, sparse)
+    want = alike.on_whole_graph(_resumed, small_graph, '', 9, 0, sparse)
+    alike.on_ranks(_resumed, 3, parts[3], root, 2, 1, sparse)
+    alike.on_ranks(_resumed, 2, parts[4], root, 2, 2, sparse)
+    alike.on_whole_graph(_resumed, small_graph, root, 1, 3, sparse)  # torch.nn.Embedding
+    alike.on_ranks(_resumed, 4, parts[4], root, 2, 4, sparse)
+    results = alike.on_ranks(_resumed, 2, parts[2], root, 2, 5, sparse)
     norms = [found.pop('norm') for found in results]
     assert norms == [norms[0]] * 2
     assert norms[0] > 0
@@ -352,7 +343,7 @@ def test_training_goes_on_on_any_number_of_ranks(sparse: bool, tmp_path: Path) -
     assert_close(torch.from_numpy(rows), want['rows'], tolerance=1e-10)
 
 
-@of_every_rank(by='threads')
+@on_ranks(by='threads')
 def test_a_checkpoint_of_other_rows_is_refused(data, tmp_path):
     root = str(tmp_path)
     _resumed(data, pyg_sar.DistributedDataParallel, root, 1, 1, False)
@@ -366,7 +357,7 @@ def test_a_checkpoint_of_other_rows_is_refused(data, tmp_path):
             pyg_sar.load_checkpoint(root, run.inner, run.optimizer())
 
 
-@of_every_rank(2, by='threads')
+@on_ranks(2, by='threads')
 def test_a_state_without_rows_is_not_saved(data, tmp_path):
     run = Run(data, pyg_sar.DistributedDataParallel)
     optimizer = run.optimizer()
@@ -415,8 +406,8 @@ def _typed(data: Any, wrap: Wrap) -> dict[str, Any]:
 def test_types_of_nodes(ranks: int, tmp_path: Path) -> None:
     root = tmp_path / 'parts'
     pyg_sar.partition_graph(hetero_graph(), 3 * ranks, root, method=assignment(3 * ranks))
-    want = on_whole_graph(_typed, hetero_graph)
-    for found in on_ranks(_typed, ranks, str(root)):
+    want = alike.on_whole_graph(_typed, hetero_graph)
+    for found in alike.on_ranks(_typed, ranks, str(root)):
         assert_same(found, want, tolerance=1e-10)
 
 
@@ -506,7 +497,7 @@ def _sparse_gradient(run: Run) -> Any:
 
 @pytest.mark.parametrize('world_size', [1, 2])
 @pytest.mark.parametrize('name', REFUSED)
-@of_every_rank(num_parts=2, by='threads')
+@on_ranks(num_parts=2, by='threads')
 def test_what_sees_the_rows_of_one_rank_is_refused(data, name, world_size):
     compute, words = REFUSED[name]
     run = Run(data, pyg_sar.DistributedDataParallel)
@@ -534,7 +525,7 @@ def _replaced(data: Any) -> NodeEmbedding:
     return table
 
 
-@of_every_rank(2, by='threads')
+@on_ranks(2, by='threads')
 def test_what_is_no_part_of_a_graph(data):
     for make, error, words in WRONG:
         with pytest.raises(error, match=words):
@@ -563,7 +554,7 @@ def _in_torchs_own(run: Run) -> None:
 
 
 def test_in_processes() -> None:
-    want = on_whole_graph(_program, small_graph, 'clipped')
+    want = alike.on_whole_graph(_program, small_graph, 'clipped')
     results = run_ranks(_in_processes, 2, cut_of(small_graph, 2))
     for found, _, _ in results:
         assert_same(found, want, tolerance=1e-10)

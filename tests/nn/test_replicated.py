@@ -14,6 +14,7 @@ from ddp_model import make_model
 from graphs import awkward_graph
 from ranks import run_once, run_ranks
 from small_graphs import assert_all_raise, attempt, small_graph
+from three_steps import supervised
 from torch import Tensor
 
 import pyg_sar
@@ -25,8 +26,7 @@ CUT = [i % 7 % 3 for i in range(60)]
 
 
 def _loss(model: torch.nn.Module, data: Any) -> Tensor:
-    out = model(data.x, data.edge_index)
-    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+    return supervised(model(data.x, data.edge_index), data)
 
 
 def _parting(root: str, what: str) -> str:

@@ -1,4 +1,4 @@
-"""Numbers of sources and targets: those of plain PyG, or an error that says what to give."""
+"""What nothing tells, sizes or features: those of plain PyG, or an error that says what to give."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, as_one_process, assert_same, on_ranks, on_whole_graph
-from small_graphs import attempt
+from alike import Wrap, as_one_process, itself
+from on_ranks import on_ranks
 from torch import Tensor
-from torch_geometric.nn import GATConv, GraphConv, MessagePassing, SAGEConv
+from torch_geometric import nn as pyg
 from two_types import two_types
 
 import pyg_sar
@@ -18,7 +18,7 @@ import pyg_sar
 OF = ('a', 'to', 'b')
 
 
-class FromSources(MessagePassing):
+class FromSources(pyg.MessagePassing):
     """Asks for no size unless it gets one."""
 
     def __init__(self, aggr: str = 'mean', flow: str = 'source_to_target') -> None:
@@ -29,7 +29,7 @@ class FromSources(MessagePassing):
         return self.propagate(edge_index, x=(self.lin(x[0]), None), size=size)
 
 
-class Sized(MessagePassing):
+class Sized(pyg.MessagePassing):
     """Names sizes in every function, and computes with that of the sources."""
 
     def __init__(self, scales: bool) -> None:
@@ -47,68 +47,52 @@ class Sized(MessagePassing):
 
 
 graph = functools.partial(two_types, (11, 6), (4, 4), 30, turned=False)
-CUT = {'a': torch.arange(11) % 3, 'b': torch.arange(6) // 2}
 CONVS = {
     'own': lambda: FromSources(),
     'max': lambda: FromSources('max'),
-    'SAGE': lambda: SAGEConv((4, 4), 4, root_weight=False),
-    'Graph': lambda: GraphConv((4, 4), 4),
-    'GAT': lambda: GATConv((4, 4), 4, add_self_loops=False),
+    'SAGE': lambda: pyg.SAGEConv((4, 4), 4, root_weight=False),
+    'Graph': lambda: pyg.GraphConv((4, 4), 4),
+    'GAT': lambda: pyg.GATConv((4, 4), 4, add_self_loops=False),
 }
 METHODS = {'GAT': 'edge_updater'}
 """Which comes first, where it is not propagate."""
 
-
-@pytest.fixture(scope='module')
-def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    folder = tmp_path_factory.mktemp('sizes')
-    pyg_sar.partition_graph(graph(), 3, folder / '3', method=CUT)
-    pyg_sar.partition_graph(graph(), 1, folder / '1', method='random')
-    return {size: str(folder / str(size)) for size in (1, 3)}
+on_one_and_three = pytest.mark.parametrize(('ranks', 'parts'), [((1,), 1), ((3,), 3)])
 
 
-def _as_plain_pyg(program: Any, roots: dict[int, str], *args: Any) -> list[str]:
-    """Compares what ranks give with plain PyG; gives what they say without sizes."""
-    torch.manual_seed(0)
-    want, said = on_whole_graph(program, graph, *args), []
-    for size, root in roots.items():
-        for found in on_ranks(program, size, root, *args):
-            said.append(found.pop('said', ''))
-            assert_same(found, {k: v for k, v in want.items() if k != 'said'}, tolerance=1e-12)
-    return said
+def _raises(method: str, words: str) -> Any:
+    return pytest.raises(ValueError, match=f"^expected 'size' in {method} of .*{words}")
 
 
-def _without_size(data: Any, wrap: Wrap, name: str, is_made: bool) -> dict[str, Any]:
-    conv = wrap(CONVS[name]().double())
-    edge_index = data[OF].edge_index
+@pytest.mark.parametrize('is_made', [False, True])
+@pytest.mark.parametrize('name', CONVS)
+@on_one_and_three
+@as_one_process(graph=graph, cut='random', tolerance=1e-12)
+def test_targets_that_nothing_counts(
+    data: Any, wrap: Wrap, name: str, is_made: bool, ranks: Any, parts: int
+) -> list[Tensor]:
+    conv, edge_index = wrap(CONVS[name]().double()), data[OF].edge_index
     if is_made:
         edge_index = torch.stack([edge_index[1], edge_index[0]]).flip(0)
     args = (data['a'].x, None), edge_index
-    found: dict[str, Any] = {'sized': conv(*args, size=(11, 6)).detach()}
+    found = [conv(*args, size=(11, 6)).detach()]
     if is_made:  # PyG itself runs along these, and makes a row for each source
-        return found | {'plain': conv(*args).detach()}
-    return found | {'said': attempt(lambda: conv(*args))}
-
-
-@pytest.mark.parametrize('name', CONVS)
-def test_targets_that_nothing_counts(roots: dict[int, str], name: str) -> None:
-    _as_plain_pyg(_without_size, roots, name, True)
-    for said in _as_plain_pyg(_without_size, roots, name, False):
-        method = METHODS.get(name, 'propagate')
-        assert said.startswith(f"ValueError: expected 'size' in {method} of "), said
-        assert 'give size=(number of sources, number of targets)' in said
-
-
-def _sized(data: Any, wrap: Wrap, scales: bool) -> Tensor:
-    return wrap(Sized(scales))((data['a'].x, data['b'].x), data[OF].edge_index)
+        found.append(conv(*args).detach())
+    elif wrap is not itself:
+        words = r'give size=\(number of sources, number of targets\)'
+        with _raises(METHODS.get(name, 'propagate'), words):
+            conv(*args)
+    return found
 
 
 @pytest.mark.parametrize('scales', [False, True])
-def test_numbers_of_sources(roots: dict[int, str], scales: bool) -> None:
-    _as_plain_pyg(_sized, roots, scales)
+@on_one_and_three
+@as_one_process(graph=graph, cut='random', tolerance=1e-12)
+def test_numbers_of_sources(data: Any, wrap: Wrap, scales: bool, ranks: Any, parts: int) -> Tensor:
+    return wrap(Sized(scales))((data['a'].x, data['b'].x), data[OF].edge_index)
 
 
-class Updated(MessagePassing):
+class Updated(pyg.MessagePassing):
     """Numbers of one set of nodes, where only the other has rows."""
 
     def __init__(self, of_sources: bool) -> None:
@@ -130,19 +114,19 @@ class Updated(MessagePassing):
         return x_j * size_i
 
 
-def _of_one_set(data: Any, wrap: Wrap, of_sources: bool) -> dict[str, Any]:
-    conv = wrap(Updated(of_sources))
-    args = (data['a'].x, data['b'].x), data[OF].edge_index
-    return {'said': attempt(lambda: conv(*args)), 'out': conv(*args, size=(11, 6))}
-
-
 @pytest.mark.parametrize('of_sources', [False, True])
-def test_numbers_of_the_other_set(roots: dict[int, str], of_sources: bool) -> None:
+@on_one_and_three
+@as_one_process(graph=graph, cut='random', tolerance=1e-12)
+def test_numbers_of_the_other_set(
+    data: Any, wrap: Wrap, of_sources: bool, ranks: Any, parts: int
+) -> Tensor:
     """Of sources in a message, of targets in an edge_update."""
+    conv, args = wrap(Updated(of_sources)), ((data['a'].x, data['b'].x), data[OF].edge_index)
     method, what = ('propagate', 'source') if of_sources else ('edge_updater', 'target')
-    for said in _as_plain_pyg(_of_one_set, roots, of_sources):
-        assert said.startswith(f"ValueError: expected 'size' in {method} of Updated"), said
-        assert f'no argument has a row for each {what} (got None)' in said
+    if wrap is not itself:
+        with _raises(method, rf'Updated.*no argument has a row for each {what} \(got None\)'):
+            conv(*args)
+    return conv(*args, size=(11, 6))
 
 
 def test_an_update_by_edge_is_refused() -> None:
@@ -154,16 +138,43 @@ def test_an_update_by_edge_is_refused() -> None:
         pyg_sar.DistributedDataParallel(ByEdge())
 
 
-def _against(data: Any, wrap: Wrap) -> dict[str, str]:
+@on_one_and_three
+@as_one_process(graph=graph, cut='random')
+def test_against_the_edges(data: Any, wrap: Wrap, ranks: Any, parts: int) -> None:
     conv = wrap(FromSources(flow='target_to_source').double())
-    return {'said': attempt(lambda: conv((data['b'].x, None), data[OF].edge_index, (None, 6)))}
-
-
-def test_against_the_edges(roots: dict[int, str]) -> None:
-    for said in _as_plain_pyg(_against, roots):
-        assert said.startswith("ValueError: expected 'size' in propagate of "), said
+    if wrap is not itself:
+        with _raises('propagate', ''):
+            conv((data['b'].x, None), data[OF].edge_index, (None, 6))
 
 
 @as_one_process(ranks=(1,), parts=1)
 def test_one_set_of_nodes_needs_no_size(data: Any, wrap: Wrap) -> Tensor:
     return wrap(FromSources().double())((data.x[:, :4], None), data.edge_index)
+
+
+# Nodes without features: node ids take the place of PyG's None
+
+
+WITHOUT_X: dict[str, Any] = {
+    'RGCN': lambda: pyg.RGCNConv(40, 4, 3, num_bases=2),
+    'FastRGCN': lambda: pyg.FastRGCNConv(40, 4, 3),
+    'SAGE': lambda: pyg.SAGEConv(40, 4),
+    'GCN': lambda: pyg.GCNConv(40, 4),
+}
+
+
+@pytest.mark.parametrize('name', WITHOUT_X)
+@on_ranks(2, by='threads')
+def test_what_to_do_is_told(data, name):
+    types = (data.edge_type,) if 'RGCN' in name else ()
+    with pytest.raises(ValueError, match=r'got None.*pyg_sar\.NodeEmbedding') as error:
+        pyg_sar.SARConv(WITHOUT_X[name]())(None, data.edge_index, *types)
+    assert ('data.n_id' in str(error.value)) == ('RGCN' in name)
+
+
+@as_one_process(tolerance=1e-12)
+def test_ids_in_the_place_of_none(data: Any, wrap: Wrap) -> list[Any]:
+    conv = wrap(WITHOUT_X['RGCN']().double())
+    out = conv(None if wrap is itself else data.n_id, data.edge_index, data.edge_type)
+    out.square().mean().backward()
+    return [out.detach(), *(p.grad for p in conv.parameters())]

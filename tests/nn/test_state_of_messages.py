@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, as_one_process, assert_alike, gradient
+from alike import Wrap, as_one_process, assert_alike, gradient, take_step
 from sum_conv import SumConv
 from torch import Tensor
 from torch.nn import Linear, ModuleList, Parameter
@@ -120,25 +120,11 @@ class OfTensor(Own):
         return (x_j * self.scale).tanh()
 
 
-def _losses(model: Any, data: Data, *args: Any, **kwargs: Any) -> Iterator[Any]:
-    model.zero_grad()
-    out = model(data.x, data.edge_index, *args, **kwargs)
-    out.sin().square().sum().backward()
-    yield out.detach()
-    for p in model.parameters():
-        yield gradient(p)
-
-
 @pytest.mark.parametrize('kind', [Hops, Phases, Arguments])
 @as_one_process(ranks=(1, 3))
 def test_it_changes_in_one_forward(data: Data, wrap: Wrap, kind: type[Own]) -> list[Any]:
     model = wrap(kind().double())
-    return [*_losses(model, data), *_losses(model, data)]
-
-
-def _between_forwards(data: Data, wrap: Wrap, kind: type[Own], *changes: dict[str, Any]) -> Any:
-    model = wrap(kind().double())
-    return [each for change in changes for each in _losses(model, data, **change)]
+    return [take_step(model, data, grad=gradient) for _ in range(2)]
 
 
 CHANGES: dict[type[Own], list[dict[str, Any]]] = {
@@ -150,15 +136,17 @@ CHANGES: dict[type[Own], list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize('kind', CHANGES)
-def test_it_changes_between_forwards(kind: type[Own]) -> None:
-    assert_alike(_between_forwards, kind, *CHANGES[kind], ranks=(1, 3))
+@as_one_process(ranks=(1, 3))
+def test_it_changes_between_forwards(data: Data, wrap: Wrap, kind: type[Own]) -> list[Any]:
+    model = wrap(kind().double())
+    return [take_step(model, data, grad=gradient, **change) for change in CHANGES[kind]]
 
 
 def _changed_in_place(data: Data, wrap: Wrap) -> list[Any]:
     model, found = wrap(OfObject().double()), []
     for kind in ('copy', 'both'):
         model.options.kind = kind
-        found += _losses(model, data)
+        found += take_step(model, data, grad=gradient)
     return found
 
 
@@ -169,7 +157,7 @@ def _changed_outside(data: Data, wrap: Wrap) -> list[Any]:
 
     model, found = wrap(OfGlobal().double()), []
     for SWITCH.is_on in (False, True):
-        found += _losses(model, data)
+        found += take_step(model, data, grad=gradient)
     return found
 
 
@@ -178,9 +166,9 @@ def _replaced_on_the_class(data: Data, wrap: Wrap) -> list[Any]:
         pass
 
     model = wrap(Redefined().double())
-    found = [*_losses(model, data)]
+    found = take_step(model, data, grad=gradient)
     Redefined.message = lambda self, x_j: x_j.tanh()  # type: ignore[method-assign]
-    return [*found, *_losses(model, data)]
+    return found + take_step(model, data, grad=gradient)
 
 
 @pytest.mark.parametrize('program', [_changed_in_place, _changed_outside, _replaced_on_the_class])
@@ -188,24 +176,13 @@ def test_nothing_of_the_conv_is_set(program: Any) -> None:
     assert_alike(program, ranks=(1,))
 
 
-def _two_views(data: Data, wrap: Wrap, kind: type[Own], *views: dict[str, Any]) -> list[Any]:
+@pytest.mark.parametrize('kind', CHANGES)
+@as_one_process(ranks=(1, 3))
+def test_a_backward_of_two_forwards(data: Data, wrap: Wrap, kind: type[Own]) -> list[Any]:
     model = wrap(kind().double())
-    first, second = (model(data.x, data.edge_index, **view) for view in views)
+    first, second = (model(data.x, data.edge_index, **change) for change in CHANGES[kind][:2])
     (first - second).square().sum().backward()
     return [gradient(p) for p in model.parameters()]
-
-
-VIEWS: dict[type[Own], tuple[dict[str, Any], dict[str, Any]]] = {
-    Slopes: ({'slope': 0.1}, {'slope': 0.9}),
-    OfObject: ({}, {'options': SimpleNamespace(kind='both')}),
-    OfFunction: ({'act': torch.tanh}, {'act': torch.sin}),
-    OfTensor: ({}, {'scale': torch.arange(4.0).double()}),
-}
-
-
-@pytest.mark.parametrize('kind', VIEWS)
-def test_a_backward_of_two_forwards(kind: type[Own]) -> None:
-    assert_alike(_two_views, kind, *VIEWS[kind], ranks=(1, 3))
 
 
 class OfBuffer(Own):
@@ -257,7 +234,7 @@ FROZEN: dict[str, Callable[[], Any]] = {
 @as_one_process(ranks=(1, 3))
 def test_frozen_first(data: Data, wrap: Wrap, name: str) -> list[Any]:
     """A probe first, then all parameters learn, then some."""
-    model: Any = wrap(torch.nn.ModuleList([FROZEN[name](), Linear(4, 3)]).double())
+    model: Any = wrap(ModuleList([FROZEN[name](), Linear(4, 3)]).double())
     conv, head = model
     found = []
     for learn in (False, True, False):

@@ -1,4 +1,4 @@
-"""What convs need the whole graph for: sizes by chunks, numbers left behind, the order of edges."""
+"""What convs need the whole graph for: sizes of aggregations, chunks, the number of hyperedges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, as_one_process, assert_alike, cut_of, take_step
+from alike import Wrap, assert_alike, cut_of, take_step
 from few import few
 from graphs import awkward_graph
 from hetero_graphs import WRITES, hetero_graph
@@ -14,7 +14,7 @@ from ranks import run_as_threads
 from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import HypergraphConv, MessagePassing, SimpleConv, aggr
+from torch_geometric.nn import HypergraphConv, SimpleConv, aggr
 
 import pyg_sar
 from pyg_sar.ops import chunks
@@ -94,31 +94,6 @@ def test_a_layer_has_chunks_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> 
     run_as_threads(_two_layers, 2, cut_of(_graph, 2, 'random'))
     assert max(SIZES[1]) > 32
     assert max(SIZES[8]) <= 24  # no destination has more in-edges
-
-
-class _LeavesLargest(MessagePassing):
-    def __init__(self) -> None:
-        super().__init__(aggr='add')
-        self.largest = 0.0
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x) / self.largest
-
-    def message(self, x_j: Tensor) -> Tensor:
-        self.largest = float(x_j.abs().max())
-        return x_j
-
-
-class _LeavesCount(_LeavesLargest):
-    def message(self, x_j: Tensor) -> Tensor:
-        self.largest = x_j.size(0)
-        return x_j
-
-
-@pytest.mark.parametrize('conv', [_LeavesLargest, _LeavesCount])
-@as_one_process()
-def test_numbers_that_depend_on_all_edges(data: Any, wrap: Wrap, conv: Any) -> Tensor:
-    return wrap(conv().double())(data.x, data.edge_index)
 
 
 def _hypergraph_without_num_edges(root: str) -> None:

@@ -37,7 +37,7 @@ def _in_chunks(num_edges: int, name: str, root: str, mode: str) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, 'CHUNK_BYTES', 1)
         patch.setattr(chunks, 'MIN_EDGES', num_edges)
-        return run_case(ANY[name], root, form='wrapped', mode=mode)
+        return run_case(ANY[name], root, mode=mode)
 
 
 NAMES = [

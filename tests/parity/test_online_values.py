@@ -49,7 +49,7 @@ def _dropped_out(root: str, name: str, dropout: float, *, by_destination: bool) 
         conv = make(CASES[name])
         conv.dropout = dropout
         model = pyg_sar.DistributedDataParallel(conv, dropout_seed=3)
-        out = step(CASES[name], model, pyg_sar.load_shard(root), 'wrapped')
+        out = step(CASES[name], model, pyg_sar.load_shard(root))
         assert ('by destination' in conv.chosen_paths()) == by_destination
         return out
 

@@ -15,7 +15,7 @@ from alike import assert_same
 from conv_case import make
 from conv_cases import ANY, CASES, EXACT, MORE
 from conv_graphs import plain
-from exact import FORMS, TOLERANCE, TOLERANCE_FLOAT32, Result, as_dtype, run_case, step
+from exact import TOLERANCE, TOLERANCE_FLOAT32, Result, as_dtype, run_case, step
 from few import few
 from outcome import assert_exact
 from ranks import run_as_threads, run_ranks
@@ -100,29 +100,28 @@ KINDS = [*WIDELY, *few(OTHERS)]
 
 @pytest.mark.parametrize('name', KINDS)
 @pytest.mark.parametrize(
-    ('parts', 'mode', 'form'),
-    [('metis1', 'sequential', 'wrapped'), _slow('random4', 'one_shot', 'parallel')],
+    ('parts', 'mode'), [('metis1', 'sequential'), _slow('random4', 'one_shot')]
 )
-def test_one_process(partitions: Path, name: str, parts: str, mode: str, form: str) -> None:
-    check(name, 1, partitions / parts, mode=mode, form=form)
+def test_one_process(partitions: Path, name: str, parts: str, mode: str) -> None:
+    check(name, 1, partitions / parts, mode=mode)
 
 
 @pytest.mark.parametrize('name', KINDS)
 @pytest.mark.parametrize(
-    ('mode', 'form'),
-    [('sequential', 'wrapped'), ('sequential', 'parallel')]
-    + [_slow(mode, form) for mode, form in zip(MODES, ('wrapped', *FORMS), strict=False)],
+    ('mode', 'on_ranks'),
+    [
+        *(('sequential', run_ranks), ('sequential', run_as_threads)),
+        *(_slow('sequential_no_remat', run_as_threads), _slow('one_shot', run_ranks)),
+    ],
 )
-def test_three_ranks(partitions: Path, name: str, mode: str, form: str) -> None:
-    on_ranks = run_ranks if form == 'wrapped' else run_as_threads
-    check(name, 3, partitions / 'random3', on_ranks=on_ranks, mode=mode, form=form)
+def test_three_ranks(partitions: Path, name: str, mode: str, on_ranks: Any) -> None:
+    check(name, 3, partitions / 'random3', on_ranks=on_ranks, mode=mode)
 
 
 @pytest.mark.parametrize('name', MORE)
 @pytest.mark.parametrize('world_size', [1, 3])
 def test_more_convs(partitions: Path, name: str, world_size: int) -> None:
-    for form in ('parallel', 'wrapped'):
-        check(name, world_size, partitions / 'random3', form=form)
+    check(name, world_size, partitions / 'random3')
 
 
 @pytest.mark.slow
@@ -148,12 +147,12 @@ LAYOUTS = (
 )
 def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str, mode: str) -> None:
     """One part per rank and several."""
-    check(name, world_size, partitions / parts, mode=mode, form='wrapped')
+    check(name, world_size, partitions / parts, mode=mode)
 
 
 def _values(name: str, root: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     case, data = ANY[name], as_dtype(pyg_sar.load_shard(root), dtype)
-    found = step(case, pyg_sar.DistributedDataParallel(make(case).to(dtype)), data, 'wrapped')
+    found = step(case, pyg_sar.DistributedDataParallel(make(case).to(dtype)), data)
     return {key: value.detach() for key, value in found.items()}
 
 
@@ -174,7 +173,7 @@ def test_threads_have_the_bits_of_processes(partitions: Path, name: str, world_s
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [*WIDELY, *OTHERS])
 def test_float32(partitions: Path, name: str) -> None:
-    check(name, 3, partitions / 'metis3', form='wrapped', dtype=torch.float32)
+    check(name, 3, partitions / 'metis3', dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +186,7 @@ def test_autocast(partitions: Path, name: str) -> None:
     with torch.autocast('cpu', dtype=torch.bfloat16):
         want = step(case, make(case).float(), as_dtype(plain(), torch.float32))
         module = pyg_sar.DistributedDataParallel(make(case).float())
-        found = step(case, module, as_dtype(data, torch.float32), 'wrapped')
+        found = step(case, module, as_dtype(data, torch.float32))
     # Some gradients are nothing but rounding.
     largest = max(value.abs().max() for value in want.values())
     for key, value in want.items():

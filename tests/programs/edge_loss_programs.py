@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from shared import Ddp, Net, Results, mlp, named, parts, programs
 from three_steps import descend, fitted, inner, model_of, supervised, trained, weights
 from torch import Tensor
-from torch.nn import BatchNorm1d, Bilinear, Linear, Module, Parameter, PReLU
+from torch.nn import BatchNorm1d, Bilinear, Linear, Module, PReLU
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
 from torch_geometric.nn import GAE, MLP, VGAE, GCNConv, GraphConv
@@ -201,26 +201,6 @@ def autoencoders(data: Data, ddp: Ddp) -> Results:
 # Without labels
 
 
-def views(data: Data) -> tuple[Tensor, Tensor]:
-    """Two views of the features, without draws."""
-    return data.x * (torch.arange(6) % 3 != 0), data.x * (torch.arange(6) % 3 != 1)
-
-
-def canonical_correlation(a: Tensor, b: Tensor) -> Tensor:
-    """CCA-SSG: both views standardised over all nodes, correlations made the identity."""
-    a, b = (a - a.mean(0)) / a.std(0), (b - b.mean(0)) / b.std(0)
-    c, c1, c2 = (torch.mm(p.T, q) / a.size(0) for p, q in ((a, b), (a, a), (b, b)))
-    eye = torch.eye(5, dtype=torch.double)
-    off = c.flatten().pow(2).sum() - torch.diagonal(c).pow(2).sum()
-    return -c.diagonal().sum() + 1e-2 * ((eye - c1).pow(2).sum() + (eye - c2).pow(2).sum() + off)
-
-
-def on_views(data: Data, ddp: Ddp) -> Results:
-    model = model_of(ddp, lambda: Net(6, 8, 5))
-    x, e = views(data), data.edge_index
-    return fitted(lambda: canonical_correlation(model(x[0], e), model(x[1], e)), model)
-
-
 def bgrl(data: Data, ddp: Ddp) -> Results:
     """Bootstrapped: augmentations in place, two views through one model, a predictor."""
 
@@ -262,29 +242,3 @@ def bgrl(data: Data, ddp: Ddp) -> Results:
         for p, q in zip(*pair, strict=True):
             p.data.mul_(0.99).add_(q.data, alpha=0.01)
     return {'losses': losses, 'weights': weights(model)}
-
-
-def infomax_by_hand(data: Data, ddp: Ddp) -> Results:
-    """DGI: rows shuffled by randperm, a bilinear discriminator, lists of ones and zeros."""
-
-    @parts(
-        gcn=(GCNConv, 6, 8),
-        disc=(Bilinear, 8, 8, 1),
-        weight=lambda: Parameter(torch.randn(8, 8) / 8),
-    )
-    def net(m: Any, x: Tensor, shuffled: Tensor, edge_index: Tensor) -> Tensor:
-        h1, h2 = m.gcn(x, edge_index).relu(), m.gcn(shuffled, edge_index).relu()
-        c = h1.mean(0).sigmoid()
-        product = (h2 @ (m.weight @ c)).unsqueeze(1)
-        c = c.expand_as(h1).contiguous()
-        return torch.cat([m.disc(h1, c), m.disc(h2, c) + product], 1)
-
-    model = model_of(ddp, net)
-    labels = torch.cat([torch.ones(data.num_nodes, 1), torch.zeros(data.num_nodes, 1)], 1).double()
-
-    def loss_of() -> Tensor:
-        idx = torch.randperm(data.num_nodes)
-        logits = model(data.x, data.x[idx], data.edge_index)
-        return F.binary_cross_entropy_with_logits(logits, labels)
-
-    return fitted(loss_of, model)

@@ -116,20 +116,6 @@ def unused_parameters(data: Data, ddp: Ddp) -> Results:
     return grads(model)
 
 
-def a_layer_used_twice(data: Data, ddp: Ddp) -> Results:
-    """On two edge_indices."""
-
-    @parts(conv=(GCNConv, 6, 6))
-    def net(m: Any, x: Tensor, edge_index: Tensor) -> Tensor:
-        src, dst = edge_index
-        half = edge_index[:, src % 2 == dst % 2]
-        return m.conv(m.conv(x, edge_index).tanh(), half)[:, :3]
-
-    model = model_of(ddp, net)
-    loss_of(model, data).backward()
-    return grads(model)
-
-
 def sparse_gradient(data: Data, ddp: Ddp) -> Results:
     @parts(kinds=partial(torch.nn.Embedding, 5, 6, sparse=True), conv=(SAGEConv, 6, 3))
     def net(m: Any, kinds: Tensor, edge_index: Tensor) -> Tensor:

@@ -120,10 +120,6 @@ def equally_many_of_two_classes(z: Tensor, data: Data) -> Tensor:
     return F.cross_entropy(z, data.y) - F.mse_loss(z[first], z[second]).tanh() + both.mean()
 
 
-def unreduced_times_mask(out: Tensor, data: Data) -> Tensor:
-    return (of_all(out, data) * data.train_mask).sum() / data.train_mask.sum()
-
-
 def smooth_l1_by_norms(out: Tensor, data: Data) -> Tensor:
     return F.smooth_l1_loss(out, data.x.norm(dim=-1, keepdim=True) / 9)
 
@@ -135,7 +131,7 @@ def norm_of_activations(out: Tensor, data: Data) -> Tensor:
 PROGRAMS = programs(
     fit,
     named(
-        *(ignored_labels, sum_over_count, unreduced_times_mask, train_idx, focal_loss),
+        *(ignored_labels, sum_over_count, train_idx, focal_loss),
         *(soft_targets, multi_label, loss_per_class, logit_adjustment, noisy_labels),
         *(margin_of_random_pairs, norm_of_activations, shifted_neighbours),
         equally_many_of_two_classes,

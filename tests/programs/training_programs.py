@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +12,6 @@ from three_steps import descend, fitted, inner, model_of, supervised, weights
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, Module, Parameter, Sequential
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import GATv2Conv, GCNConv, GINConv
 
@@ -75,16 +72,6 @@ def clipped_and_accumulated(data: Data, ddp: Ddp) -> Results:
     return {'norms': norms, 'weights': weights(model)}
 
 
-def accumulated_without_sync(data: Data, ddp: Ddp) -> Results:
-    """no_sync where the wrapper has it; the last of three backwards is a usual one."""
-    model = model_of(ddp)
-    for step in range(3):
-        quiet = step < 2 and hasattr(model, 'no_sync')
-        with model.no_sync() if quiet else nullcontext():
-            (supervised(model(data.x * (1 + 0.1 * step), data.edge_index), data) / 3).backward()
-    return {name: p.grad for name, p in inner(model).named_parameters()}
-
-
 def backward_twice(data: Data, ddp: Ddp) -> Results:
     """One forward, two losses, the graph is kept; a retained gradient, and hooks of rows."""
     model, seen = model_of(ddp), []
@@ -131,18 +118,6 @@ def averaged_weights(data: Data, ddp: Ddp) -> Results:
         ema.update_parameters(inner(model))
     out = averaged(data.x, data.edge_index).detach()
     return {'out': out, 'ema': weights(ema.module)}
-
-
-def copies_of_models(data: Data, ddp: Ddp) -> Results:
-    """A copy of the model, and of its state, restored at the end by load_state_dict."""
-    model = model_of(ddp)
-    best, other = copy.deepcopy(model.state_dict()), copy.deepcopy(model)
-    losses = steps(data, other, torch.optim.SGD(other.parameters(), lr=0.5))
-    steps(data, model, torch.optim.SGD(model.parameters(), lr=0.1))
-    trained = model(data.x, data.edge_index).detach()
-    model.load_state_dict(best)
-    restored = model(data.x, data.edge_index).detach()
-    return {'losses': losses, 'trained': trained, 'restored': restored, 'other': weights(other)}
 
 
 def statistics_after_warming_up(data: Data, ddp: Ddp) -> Results:
@@ -385,14 +360,3 @@ def straight_through(data: Data, ddp: Ddp) -> Results:
         return (hard.mean(dim=0) - 1 / 3).pow(2).sum() + (hard * data.x[:, :3]).mean()
 
     return fitted(loss, model)
-
-
-def checkpointed(data: Data, ddp: Ddp) -> Results:
-    class Model(Net):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            x = checkpoint(self.conv1, x, edge_index, use_reentrant=False)
-            x = checkpoint(lambda h: (h - h.mean(0)).relu(), x, use_reentrant=False)
-            return self.conv2(x, edge_index)
-
-    model = model_of(ddp, Model)
-    return fitted(lambda: loss_of(model, data), model)

@@ -17,7 +17,7 @@ from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import degree, scatter, softmax
+from torch_geometric.utils import degree, softmax
 from two_types import two_types
 
 import pyg_sar
@@ -71,15 +71,7 @@ class OtherName(SumConv):
         return x_j / degree(edge_index_i)[edge_index_i].view(-1, 1)
 
 
-class OwnAggregate(SumConv):
-    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
-        return scatter(inputs, index, self.node_dim, dim_size, reduce='max')
-
-
-CLASSES = [
-    *(SoftmaxOverOtherGroups, KeepsTensor, KeepsEdgeTensor),
-    *(Sources, OtherName, OwnAggregate),
-]
+CLASSES = [SoftmaxOverOtherGroups, KeepsTensor, KeepsEdgeTensor, Sources, OtherName]
 
 
 @pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat', 'one_shot']))
