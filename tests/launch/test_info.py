@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hetero_graphs import assignment, hetero_graph
 from partition_files import change_part, meta_of
 from small_graphs import small_graph
 from whole_partition import verify_partition
@@ -44,13 +43,6 @@ def _change_meta(folder: Path, change: Callable[[Any], object]) -> None:
 
 def test_a_whole_folder(written: Path) -> None:
     assert verify_partition(written) == []
-
-
-@pytest.mark.parametrize('method', ['metis', 'uneven'])
-def test_a_whole_heterogeneous_folder(tmp_path: Path, method: str) -> None:
-    given: Any = assignment(NUM_PARTS) if method == 'uneven' else method
-    pyg_sar.partition_graph(hetero_graph(), NUM_PARTS, tmp_path / 'parts', method=given)
-    assert verify_partition(tmp_path / 'parts') == []
 
 
 DAMAGES = {

@@ -16,6 +16,7 @@ from alike import take_step
 from few import few
 from on_ranks import RUNS, on_ranks, parts_of
 from small_graphs import assert_close, small_graph
+from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
@@ -311,19 +312,15 @@ def test_freed_with_the_features(data):
     assert len(SUMS_OF_RAW_FEATURES.get(plan)) == 0
 
 
-class Writes(pyg.MessagePassing):  # type: ignore[misc]
+class Writes(SumConv):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        out: Tensor = self.propagate(edge_index, x=x)
-        return out.add_(1)
-
-    def message(self, x_j: Tensor) -> Tensor:
-        return x_j
+        return super().forward(x, edge_index).add_(1)
 
 
 @on_ranks(1, 3)
 def test_writing_into_an_output_leaves_what_is_kept_alone(data):
     """And what others were given."""
-    conv = pyg_sar.SARConv(Writes(aggr='sum'))
+    conv = pyg_sar.SARConv(Writes())
     assert torch.equal(*(conv(data.x, data.edge_index).clone() for _ in range(2)))
     conv = pyg_sar.SARConv(pyg.SimpleConv('sum'))
     first = conv(data.x, data.edge_index)

@@ -21,7 +21,7 @@ from ranks import run_as_threads
 from small_graphs import assert_close, small_graph
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Data, HeteroData
 from traffic import counted
 
 from pyg_sar import DistributedDataParallel, NodeEmbedding
@@ -168,28 +168,6 @@ def test_a_rank_whose_losses_depend_on_nothing(data: Any, wrap: Wrap) -> list[An
 
     batch = partial(batch_of, small_graph())
     return _trained(model, [partial(mean_loss, model, seeds, batch, losses, wrap)])
-
-
-def _gradients_of_parts(graph: Data, name: str, seeds: Seeds, world_size: int) -> Any:
-    """A rank computes the disjoint union of the batches of its parts."""
-    model = DistributedDataParallel(_model(name))
-    own = seeds[rank() :: world_size]
-    union = Batch.from_data_list([batch_of(graph, torch.tensor(each)) for each in own])
-    out = model(union.x, union.edge_index)[union.is_seed]
-    loss = mean_of_batches(F.cross_entropy(out, union.y[union.is_seed], reduction='none'))
-    loss.backward()
-    return [loss.detach(), *(gradient(p) for p in model.parameters())]
-
-
-@pytest.mark.parametrize('name', ['SAGE', 'GAT', 'GCN'])
-def test_parts_on_any_number_of_ranks(name):
-    seeds = [[0, 5, 9], [17], [30, 31], [3, 4, 39, 22]]
-    one, *others = [
-        run_as_threads(_gradients_of_parts, n, small_graph(), name, seeds, n) for n in (1, 2, 4)
-    ]
-    for found in (each for of_ranks in others for each in of_ranks):
-        for got, want in zip(found, one[0], strict=True):
-            assert_close(got, want)
 
 
 def _accumulated(graph: Data, seeds: list[Seeds]) -> Any:

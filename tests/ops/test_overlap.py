@@ -13,12 +13,11 @@ import torch
 from alike import cut_of
 from expressions import expressions
 from few import few
-from message_convs import MESSAGES
 from ranks import run_ranks
 from small_graphs import small_graph
 from torch import Tensor
+from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import MessagePassing
 from traffic import recorded
 
 import pyg_sar
@@ -31,6 +30,18 @@ from pyg_sar.nn.call import NUM_EDGES
 
 def _graph() -> Data:
     return small_graph(80, 700)
+
+
+MESSAGES: dict[str, Callable[[], pyg.MessagePassing]] = {
+    'GINE': lambda: pyg.GINEConv(torch.nn.Linear(6, 4), edge_dim=4),
+    'EdgeConv': lambda: pyg.EdgeConv(torch.nn.Sequential(torch.nn.Linear(12, 50), torch.nn.ReLU())),
+    'NN': lambda: pyg.NNConv(6, 4, torch.nn.Linear(4, 24)),
+    'SAGE-median': lambda: pyg.SAGEConv(6, 4, aggr='median'),
+    'SAGE-lstm': lambda: pyg.SAGEConv(6, 4, aggr='lstm'),
+    'Transformer': lambda: pyg.TransformerConv(6, 4),
+    'GAT': lambda: pyg.GATConv(6, 4),
+}
+"""Convs of every path that recomputes or gathers messages."""
 
 
 @contextmanager
@@ -127,7 +138,7 @@ def test_the_next_block_travels_while_one_is_computed():
         assert all(batch == ['irecv', 'isend'] for batch in ops)
 
 
-class _Noted(MessagePassing):
+class _Noted(pyg.MessagePassing):
     """A message that tells when it is computed."""
 
     note: Callable[[str], None] | None = None
