@@ -188,6 +188,11 @@ def assert_same(
         torch.testing.assert_close(found[name], value, **options, msg=say)
 
 
+def assert_bits(found: Any, want: Any) -> None:
+    """Every leaf is the same, bit by bit."""
+    assert_same(leaves(found), leaves(want), tolerance=0)
+
+
 def take_step(
     model: Any,
     data: Any,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import aggregator_cases
 import bipartite_cases
-import conv_cases_a_m
-import conv_cases_n_z
+import homogeneous_cases
 import own_cases
 from conv_case import Case
 
 ALL: list[Case] = [
-    *conv_cases_a_m.CASES,
-    *conv_cases_n_z.CASES,
+    *homogeneous_cases.CASES,
     *aggregator_cases.CASES,
     *bipartite_cases.CASES,
     *own_cases.CASES,

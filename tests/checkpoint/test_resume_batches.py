@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import assert_bits
 from checkpoint_runs import Net
 from on_ranks import on_ranks
 from ranks import RankError, run_as_threads, run_once, run_ranks
@@ -83,26 +84,19 @@ def _steps(parts: str, root: str | None, *stops: int | None, **options: Any) -> 
     return [step for run, stop in runs for step in run.steps(stop)]
 
 
-def _assert_same(got: list[Steps], want: list[Steps]) -> None:
-    for of_rank, wanted in zip(got, want, strict=True):
-        assert [loss for loss, _ in of_rank] == [loss for loss, _ in wanted]
-        for (_, ids), (_, ids_wanted) in zip(of_rank, wanted, strict=True):
-            assert all(torch.equal(ids[name], ids_wanted[name]) for name in ids)
-
-
 def test_losses_and_batches_are_the_same_to_the_bit(parts, tmp_path):
     """Stopped after the first batch and after the last one of an epoch."""
     want = run_as_threads(_steps, 2, parts, None)
     of_epoch = len(want[0]) // EPOCHS
     assert of_epoch > 2
-    _assert_same(run_as_threads(_steps, 2, parts, str(tmp_path), 1, of_epoch, None), want)
+    assert_bits(run_as_threads(_steps, 2, parts, str(tmp_path), 1, of_epoch, None), want)
 
 
 @pytest.mark.slow  # in processes
 def test_with_dropout(parts, tmp_path):
     """A saved state counts the batches that were taken, not those that were made."""
     want = run_ranks(_steps, 2, parts, None, dropout=0.3)
-    _assert_same(run_ranks(_steps, 2, parts, str(tmp_path), 2, None, dropout=0.3), want)
+    assert_bits(run_ranks(_steps, 2, parts, str(tmp_path), 2, None, dropout=0.3), want)
 
 
 def _ids(of_ranks: list[Steps]) -> list[dict[str, list[int]]]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from launch.in_turns.faults import Calls, are_equal, fails
+from alike import assert_bits
+from launch.in_turns.faults import Calls, fails
 from launch.in_turns.programs import KINDS, NUM_RANKS, SIZE, in_turns, is_away, others_turn, train
 from launch.in_turns.test_evictions import READS as READS_OF_HOST
 from launch.in_turns.test_evictions import check_read
@@ -50,7 +51,7 @@ def test_bits_of_processes(folder: Path, kind: str) -> None:
 def _check_bits(folder: Path, program: Callable[[], Any], expected: list[Any]) -> None:
     def figures(memory: int, spill: Path | None = None, **options: Any) -> Any:
         found = in_turns(program, spill, NUM_RANKS, memory, **options)
-        assert are_equal(found.results, expected)
+        assert_bits(found.results, expected)
         return found.figures
 
     whole = figures(1 << 40, folder)

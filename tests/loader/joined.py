@@ -112,23 +112,6 @@ def nodes_and_edges(batch: dict[str, Any]) -> dict[Any, list[Any]]:
     return out
 
 
-def assert_same(got: Taken, want: Taken) -> None:
-    """Every value of every batch of a rank is the same, the order of rows included."""
-    assert len(got) == len(want)
-    for one, other in zip(got, want, strict=True):
-        for kind in ('nodes', 'edges'):
-            assert one[kind].keys() == other[kind].keys()
-            for key, values in one[kind].items():
-                wanted = other[kind][key]
-                assert values.keys() == wanted.keys()
-                for name, value in values.items():
-                    if isinstance(value, Tensor):
-                        assert value.dtype == wanted[name].dtype, (key, name)
-                        assert torch.equal(value, wanted[name]), (key, name)
-                    else:
-                        assert value == wanted[name], (key, name)
-
-
 class Own:
     """A value that depends on the rank."""
 

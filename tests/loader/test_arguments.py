@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from alike import assert_bits
 from few import few
 from hetero_graphs import CITES, WRITES
-from joined import Own, Taken, assert_same, batches, content, link_batches, take
+from joined import Own, Taken, batches, content, link_batches, take
 from on_ranks import on_ranks
 from ranks import run_as_threads
 from small_graphs import assert_all_raise, assign, attempt, small_graph
@@ -85,7 +86,7 @@ def test_arguments_of_pyg(folder, loader, says, means):
     data = pyg_sar.load_shard(folder)
     of_many = {'seed': 0, 'batch_size': 16}
     made = [LOADERS[loader](data, [2, 2], **{**of_many, **each}) for each in (says, means)]
-    assert_same(*([take(batch) for batch in each] for each in made))
+    assert_bits(*([take(batch) for batch in each] for each in made))
     assert made[0].data is data
     assert made[0].batch_size == made[1].batch_size
 
@@ -233,7 +234,7 @@ def test_what_pyg_takes_is_taken(hetero_folder: str, folder: str) -> None:
     text = {'__'.join(key): [1, 1] for key in data.edge_types}
     text['author__writes__paper'] = [3, 3]
     same = pyg_sar.NeighborLoader(data, text, ('paper', None), seed=0, batch_size=8)
-    assert_same([take(b) for b in loader], [take(b) for b in same])
+    assert_bits([take(b) for b in loader], [take(b) for b in same])
     data = pyg_sar.load_shard(folder)
     induced = pyg_sar.NeighborLoader(data, (2,), [0, 3, 1], subgraph_type=SubgraphType.induced)
     assert sum(batch.batch_size for batch in induced) == 3

@@ -11,7 +11,8 @@ from typing import Any
 import by_hand
 import pytest
 import torch
-from joined import assert_same, batches, content, take
+from alike import assert_bits
+from joined import batches, content, take
 from on_ranks import on_ranks, parts_of
 from ranks import run_as_threads
 from small_graphs import assign, cut, small_graph
@@ -202,7 +203,7 @@ def test_defaults_of_the_program_change_nothing(folder: str) -> None:
     finally:
         torch.set_default_device(None)
         torch.set_default_dtype(torch.float32)
-    assert_same(got, want)
+    assert_bits(got, want)
     with torch.inference_mode():
         made = loader()
-    assert_same([take(batch) for batch in made], want)
+    assert_bits([take(batch) for batch in made], want)

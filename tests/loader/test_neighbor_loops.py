@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from alike import assert_bits
 from few import few
-from joined import Taken, assert_same, batches, take
+from joined import Taken, batches, take
 from on_ranks import on_ranks
 from ranks import run_as_threads, run_once, run_ranks
 from small_graphs import attempt
@@ -45,9 +46,9 @@ def test_all_ranks_leave_at_the_same_batch(data):
     _leave(loader, 3)
     third = [take(batch) for batch in loader]
     again = _loader(data)
-    assert_same([take(batch) for batch in again], want)
+    assert_bits([take(batch) for batch in again], want)
     _leave(again, 5)
-    assert_same([take(batch) for batch in again], third)
+    assert_bits([take(batch) for batch in again], third)
 
 
 @on_ranks(2, 4, by='threads')
@@ -89,7 +90,7 @@ def test_two_loaders_at_once(folder: str) -> None:
     other = run_as_threads(batches, 2, folder, seed=4, **options)
     for got, *want in zip(run_ranks(_interleaved, 2, folder), one, other, strict=True):
         for taken, wanted in zip(got, want, strict=True):
-            assert_same(taken, wanted)
+            assert_bits(taken, wanted)
 
 
 @on_ranks(2, 4, by='threads')

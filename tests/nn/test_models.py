@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
 from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, as_one_process, cut_of
+from alike import Wrap, as_one_process, cut_of, whole
 from conv_case import make
 from conv_graphs import GRAPHS
 from exact import Result, reference, run_case, step
@@ -134,21 +133,13 @@ def test_a_wrapped_model_is_the_plain_one_on_a_plain_graph(name: str) -> None:
             assert all(torch.equal(found[key], value) for key, value in reference(case).items())
 
 
-def _propagated_twice(root: str) -> list[Tensor]:
-    data = pyg_sar.load_shard(root)
-    by_hand = pyg_sar.SARConv(M.LabelPropagation(4, 0.9))
-    first = by_hand(data.y, data.edge_index, data.train_mask).clone()
-    second = by_hand(data.y, data.edge_index, data.train_mask)
-    column = by_hand(data.y.view(-1, 1), data.edge_index, data.train_mask)
-    return [pyg_sar.gather(each) for each in (first, second, column)]
-
-
-def test_label_propagation_by_hand_and_again(roots: Roots) -> None:
-    graph = awkward_graph(NUM_NODES)
-    expected = M.LabelPropagation(4, 0.9)(graph.y, graph.edge_index, graph.train_mask)
-    for found in run_ranks(_propagated_twice, 3, roots['unequal']['plain']):
-        for out in found:
-            torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)  # float32
+@as_one_process(graph=awkward_graph, cut='empty part', by='processes', tolerance=1e-6)
+def test_label_propagation_by_hand_and_again(data: Any, wrap: Wrap) -> list[Tensor]:
+    """In float32, of labels and of a column of them."""
+    model = wrap(M.LabelPropagation(4, 0.9))
+    first = model(data.y, data.edge_index, data.train_mask).clone()
+    second = model(data.y, data.edge_index, data.train_mask)
+    return [first, second, model(data.y.view(-1, 1), data.edge_index, data.train_mask)]
 
 
 def _other_relation(root: str) -> str:
@@ -163,35 +154,19 @@ def test_ranks_that_walk_different_relations_raise() -> None:
     assert_all_raise(outcomes, 'ValueError', 'author__writes__paper', 'author__reviews__paper')
 
 
-# Scores, recommendations and negative edges of unsupervised models: those of plain PyG
+# Scores and recommendations of unsupervised models: those of plain PyG
 
 
-def _scores(root: str) -> None:
-    plain, whole = make(ALL['GAE']), given_of(awkward_graph())
+@pytest.mark.parametrize('cut', ['uneven', 'empty part'])
+@as_one_process(graph=awkward_graph, tolerance=1e-12)
+def test_scores(data: Any, wrap: Wrap, cut: str) -> list[Any]:
+    given, x, y = given_of(data), whole(data.x), whole(data.y)
+    model, infomax = (wrap(make(ALL[name])) for name in ('GAE', 'DeepGraphInfomax'))
     with torch.no_grad():
-        z = plain.encode(whole.data.x, whole.data.edge_index)
-        want = plain.test(z, whole.pos, whole.neg)
-    model = pyg_sar.DistributedDataParallel(make(ALL['GAE']))
-    given = given_of(pyg_sar.load_shard(root))
-    with torch.no_grad():
-        z = model.encode(given.data.x, given.data.edge_index)
-        assert model.test(z, given.pos, given.neg) == pytest.approx(want, abs=1e-12)
-        z_plain = plain.encode(whole.data.x, whole.data.edge_index)
-        of_edges = plain.test(z_plain, whole.data.edge_index, whole.neg)
-        got = model.test(z, pyg_sar.gather(given.data.edge_index), given.neg)
-        assert got == pytest.approx(of_edges, abs=1e-12)
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-    infomax, y = (pyg_sar.DistributedDataParallel(make(ALL['DeepGraphInfomax'])), whole.data.y)
-    want = infomax.test(whole.data.x, y, whole.data.x[:9], y[:9])
-    data = given.data
-    x, y = pyg_sar.gather(data.x), pyg_sar.gather(data.y)
-    assert infomax.test(x, y, x[:9], y[:9]) == pytest.approx(want)
-
-
-@pytest.mark.parametrize('kind', ['uneven', 'empty part'])
-def test_scores(kind: str) -> None:
-    run_as_threads(_scores, 3, cut_of(awkward_graph, 3, kind))
+        z = model.encode(data.x, data.edge_index)
+        pairs = given.pos, whole(data.edge_index)
+        scores = [model.test(z, each, given.neg) for each in pairs]
+    return [*scores, infomax.test(x, y, x[:9], y[:9]), list(model.parameters())]
 
 
 def _recommended(root: str) -> None:
@@ -214,10 +189,3 @@ def test_recommendations_are_ids_of_the_whole_graph() -> None:
     root = cut_of(awkward_graph, 3, 'empty part')
     run_as_threads(_recommended, 3, root)
     _recommended(root)
-
-
-@as_one_process(graph=awkward_graph, ranks=(1, 3), tolerance=1e-12)
-def test_negative_edges_by_itself(data: Any, wrap: Wrap) -> Tensor:
-    model = wrap(make(ALL['GAE']))
-    random.seed(5)  # what negative_sampling of PyG draws from
-    return model.recon_loss(model.encode(data.x, data.edge_index), data.edge_index).detach()

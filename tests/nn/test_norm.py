@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, as_one_process, assert_alike, parallel
+from alike import Wrap, as_one_process, parallel
 from copied_modules import WAYS, copied
 from few import few
 from graphs import awkward_graph
@@ -175,8 +175,19 @@ class NormInMessage(SumConv):
         return torch.nn.functional.dropout(self.norm(x_j), 1e-9).tanh()
 
 
-def _outputs(data: Any, wrap: Wrap, name: str, modes: tuple[bool, ...], mode: str) -> list[Tensor]:
-    """Of forwards in training or in evaluation, one after another; and the buffers."""
+IN_MESSAGES = [
+    *product(sorted(set(OF_MODELS) - set(GIVEN)), [(True,), (False,)], ['sequential']),
+    *few(product(['BatchNorm1d'], [(True,), (False,)], ['one_shot']), every=3),
+    *few(product(['BatchNorm1d'], [(False, True), (False, False)], ['sequential', 'one_shot']), 2),
+]
+
+
+@pytest.mark.parametrize(('name', 'modes', 'mode'), IN_MESSAGES)
+@as_one_process(graph=awkward_graph, ranks=(1, 3), tolerance=1e-12)
+def test_norms_in_messages(
+    data: Any, wrap: Wrap, name: str, modes: tuple[bool, ...], mode: Any
+) -> list[Tensor]:
+    """Forwards in training or in evaluation, at once and after an evaluation; and the buffers."""
     conv: Any = NormInMessage(OF_MODELS[name]()).double()
     if name == 'BatchNorm1d':
         conv.norm.running_mean.fill_(0.3)
@@ -184,18 +195,3 @@ def _outputs(data: Any, wrap: Wrap, name: str, modes: tuple[bool, ...], mode: st
     model = parallel(conv, wrap, mode=mode)
     found = [model.train(each)(data.x, data.edge_index).detach() for each in modes]
     return [*found, *conv.buffers()]
-
-
-@pytest.mark.parametrize('name', sorted(set(OF_MODELS) - set(GIVEN)))
-def test_norms_in_messages(name: str) -> None:
-    for modes in ((True,), (False,)):
-        assert_alike(_outputs, name, modes, 'sequential', graph=awkward_graph, tolerance=1e-12)
-
-
-@pytest.mark.parametrize('modes', [(True,), (False,), (False, True), (False, False)])
-@pytest.mark.parametrize('mode', few(['sequential', 'one_shot']))
-def test_batch_norm_in_a_message(modes: tuple[bool, ...], mode: str) -> None:
-    """At once and after an evaluation."""
-    assert_alike(
-        _outputs, 'BatchNorm1d', modes, mode, graph=awkward_graph, ranks=(1, 3), tolerance=1e-12
-    )

@@ -109,31 +109,24 @@ def differences(
     return [
         f'{name}: {text}'
         for name in want
-        if (text := _difference(want[name], got[name], tolerance)) is not None
+        if (text := _difference(want[name], got[name], tolerance))
     ]
 
 
-def _difference(want: Any, got: Any, tolerance: float) -> str | None:
-    if isinstance(want, Tensor) != isinstance(got, Tensor):
-        return f'{type(got).__name__} for {type(want).__name__}'
-    if not isinstance(want, Tensor):
-        if type(want) is not type(got):
-            return f'{type(got).__name__} for {type(want).__name__}'
-        if not isinstance(want, float):
-            return None if want == got else f'{got!r} for {want!r}'
-        want, got = torch.tensor([want, got], dtype=torch.float64).unbind()
-    if want.shape != got.shape or want.dtype != got.dtype:
-        return f'{got.dtype} {list(got.shape)} for {want.dtype} {list(want.shape)}'
-    if not want.is_floating_point():
-        count = int((want != got).sum())
-        return f'{count} of {want.numel()} entries' if count else None
-    if want.numel() == 0 or torch.equal(want, got):
-        return None
-    if not torch.equal(want.isfinite(), got.isfinite()):
-        return 'not finite elsewhere'
-    finite = want.isfinite()
-    if not torch.equal(want[~finite].nan_to_num(), got[~finite].nan_to_num()):
-        return 'other infinities'
-    want, got = want[finite].double(), got[finite].double()
-    error = float((want - got).abs().max() / want.abs().max().clamp(min=1e-3))
-    return f'by {error:.1e}' if error > tolerance else None
+def _difference(want: Any, got: Any, tolerance: float) -> str:
+    """Of numbers beyond the tolerance, relative to the largest of them that is finite."""
+    kinds = [Tensor if isinstance(each, Tensor) else type(each) for each in (got, want)]
+    if kinds[0] is not kinds[1]:
+        return f'{kinds[0].__name__} for {kinds[1].__name__}'
+    if not isinstance(want, (Tensor, float)):
+        return '' if want == got else f'{got!r} for {want!r}'
+    numbers = torch.as_tensor(want)
+    largest = 0.0
+    if numbers.is_floating_point():
+        finite = numbers[numbers.isfinite()].double().abs()
+        largest = max(finite.max().item() if finite.numel() else 0.0, 1e-3)
+    try:
+        torch.testing.assert_close(got, want, rtol=0, atol=tolerance * largest, equal_nan=True)
+    except AssertionError as error:
+        return str(error)
+    return ''

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from shared import Ddp, Results, mlp, named, parts, programs
 from three_steps import fitted, model_of, supervised, trained
 from torch import Tensor
-from torch.nn import BatchNorm1d, Buffer, Linear, Module, Parameter, Sequential
+from torch.nn import BatchNorm1d, Buffer, Linear, Module, Parameter, ReLU, Sequential
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn.aggr import SoftmaxAggregation, StdAggregation
@@ -247,31 +247,13 @@ def pooled_by_columns_and_normed(data: Data, ddp: Ddp) -> Results:
     return trained(data, ddp, net, batch)
 
 
-class Normed(Module):
-    """Two convs, a norm between them; biases would vanish in most norms."""
-
-    def __init__(self, norm: Module) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = pyg.GCNConv(6, 8, bias=False), pyg.GCNConv(8, 3)
-        self.norm = norm
-
-    def forward(self, x: Tensor, edge_index: Tensor, *batch: Tensor) -> Tensor:
-        x = self.norm(self.conv1(x, edge_index), *batch).relu()
-        return self.conv2(x, edge_index)
-
-
-@parts()
-def functional_(m: Any, x: Tensor) -> Tensor:
-    return F.batch_norm(x, None, None, training=True)
-
-
 def functional_batch_norm(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, lambda: Normed(functional_()))
+    return with_function(data, ddp, lambda x: F.batch_norm(x, None, None, training=True).relu())
 
 
 def frozen_batch_norm(data: Data, ddp: Ddp) -> Results:
     """Statistics from passes without gradients; then the norm is in evaluation for good."""
-    model = model_of(ddp, lambda: Normed(BatchNorm1d(8)))
+    model = model_of(ddp, lambda: Two(lambda: Sequential(BatchNorm1d(8), ReLU())))
     with torch.no_grad():
         for _ in range(2):
             model(data.x, data.edge_index)

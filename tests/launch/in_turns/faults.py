@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pyg_sar.comm import collectives, ranks, vote
 from pyg_sar.comm.ranks import chosen
@@ -97,12 +96,3 @@ def nothing_is_left(folder: Path) -> Iterator[None]:
     after = _of_process(folder)
     for name, value in before.items():
         assert after[name] == value, name
-
-
-def are_equal(ours: Any, theirs: Any) -> bool:
-    """Bits of nested lists and tuples of tensors and numbers."""
-    if isinstance(ours, Tensor):
-        return torch.equal(ours, theirs)
-    if isinstance(ours, (list, tuple)):
-        return len(ours) == len(theirs) and all(map(are_equal, ours, theirs))
-    return bool(ours == theirs)

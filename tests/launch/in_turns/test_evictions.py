@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from alike import assert_bits
 from few import few
-from launch.in_turns.faults import are_equal
 from launch.in_turns.programs import SIZE, in_turns, is_away, others_turn
 from torch import Tensor
 
@@ -92,7 +92,7 @@ def check_read(read: Callable[[Tensor], Any], *args: Any, device: str = 'cpu', *
         held = there.clone()
         others_turn()
         assert is_away(held)
-        assert are_equal(read(held), read(there))
+        assert_bits(read(held), read(there))
         others_turn()
         assert torch.equal(held, there)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from alike import assert_bits
 from few import few
-from launch.in_turns.faults import Calls, are_equal, fails, nothing_is_left, places, small_program
+from launch.in_turns.faults import Calls, fails, nothing_is_left, places, small_program
 from launch.in_turns.programs import NUM_RANKS, in_turns, train
 from launch.in_turns.test_user_programs import saved
 from torch import Tensor
@@ -51,7 +52,7 @@ def test_errors_of_the_disk(tmp_path, folder, monkeypatch, name, kind, number):
             with pytest.raises(OSError, match='evicted memory') as found:
                 run()
             assert (found.value.errno, found.value.filename) == (FAULTS[name], str(spill))
-        assert are_equal(run().results, expected)
+        assert_bits(run().results, expected)
 
 
 def test_a_disk_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_a_run_that_is_killed(tmp_path: Path, folder: Path, monkeypatch: Any, nu
         left = [int(path.name[-6:]) for path in root.glob('epoch-*')]
         found = run(root, 4 - max(left, default=-1))
         assert found[0][0] == max(left, default=-1) + 1
-        assert are_equal([each[2:] for each in found], [each[2:] for each in expected])
+        assert_bits([each[2:] for each in found], [each[2:] for each in expected])
 
 
 def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_forks(tmp_path: Path, memory: int) -> None:
         with nothing_is_left(tmp_path):
             found = in_turns(partial(_forking, place), tmp_path, memory=memory).results
         for (values, code), (same, _) in zip(found, reference, strict=True):
-            assert are_equal(values, same)
+            assert_bits(values, same)
             codes.update(code)
     assert codes == ({0, 42} if memory == 0 else {0})
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from launch.in_turns.faults import are_equal
+from alike import assert_bits
 from launch.in_turns.programs import NUM_RANKS, SIZE, in_turns, is_away, others_turn
 from launch.in_turns.test_evictions import READS as ALL_READS
 from launch.in_turns.test_evictions import await_lent, borrow, lend
@@ -71,7 +71,7 @@ def test_rows_that_a_backward_gets_from_a_hook(folder: Path) -> None:
         return [parameter.grad for parameter in conv.parameters() if parameter.grad is not None]
 
     expected = run_threads(program, NUM_RANKS)
-    assert are_equal(in_turns(program, folder, NUM_RANKS).results, expected)
+    assert_bits(in_turns(program, folder, NUM_RANKS).results, expected)
 
 
 def test_a_plain_tensor_that_rows_meet(folder: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_plain_tensor_that_rows_meet(folder: Path) -> None:
         return pyg_sar.local(lstm(out)[0]).detach()
 
     expected = run_threads(program, NUM_RANKS)
-    assert are_equal(in_turns(program, folder, NUM_RANKS).results, expected)
+    assert_bits(in_turns(program, folder, NUM_RANKS).results, expected)
 
 
 WRITES: dict[str, Callable[[Tensor], Any]] = {

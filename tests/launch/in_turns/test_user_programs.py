@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import assert_bits
 from few import few
-from launch.in_turns.faults import are_equal
 from launch.in_turns.programs import KINDS, NUM_RANKS, Run, in_turns, train
 from ranks import run_ranks
 
@@ -102,7 +102,7 @@ PROGRAMS: dict[str, Any] = {
 def test_bits_of_processes(folder: Path, name: str) -> None:
     program, *args = PROGRAMS[name]
     expected = run_ranks(program, NUM_RANKS, str(folder), *args)
-    assert are_equal(_in_turns(folder, program, *args), expected)
+    assert_bits(_in_turns(folder, program, *args), expected)
 
 
 @pytest.mark.parametrize('kind', few(KINDS, every=6))
@@ -110,11 +110,11 @@ def test_bits_whatever_is_evicted(folder: Path, kind: str) -> None:
     expected = run_ranks(train, NUM_RANKS, str(folder), kind)
     run = partial(in_turns, partial(train, str(folder), kind), folder, NUM_RANKS)
     whole = run(1 << 40)
-    assert are_equal(whole.results, expected)
+    assert_bits(whole.results, expected)
     assert whole.figures.evictions == whole.figures.written == 0
     for budget in (whole.figures.peak // 2, 0):
         found = run(budget)
-        assert are_equal(found.results, expected)
+        assert_bits(found.results, expected)
         assert min(found.figures.evictions, found.figures.written, found.figures.read) > 0
         assert found.figures.peak < whole.figures.peak
 
@@ -127,8 +127,8 @@ def test_a_run_goes_on_in_turns_or_on_processes(folder: Path, tmp_path: Path) ->
     for epoch in (0, 3):
         expected = processes(theirs)
         assert expected[0][0] == epoch
-        assert are_equal(in_turns(ours), expected)
-        assert are_equal((in_turns if epoch else processes)(mixed), expected)
+        assert_bits(in_turns(ours), expected)
+        assert_bits((in_turns if epoch else processes)(mixed), expected)
     files = sorted((tmp_path / 'theirs').rglob('*'))
     assert sum(file.is_file() for file in files) > 4
     for file in files:
