@@ -14,6 +14,7 @@ import torch
 from ranks import run_as_threads
 from small_graphs import attempt, cut, small_graph
 from started import is_alive, output, run, start, wait_until
+from three_steps import descend
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from torch_geometric.nn import GCNConv
 
@@ -25,15 +26,9 @@ def _train(root: Path, num_epochs: int = 2) -> list[float]:
     data = pyg_sar.load_shard(root).to(process.device)
     torch.manual_seed(0)
     conv = pyg_sar.SARConv(GCNConv(6, 3).double())
-    optimizer = torch.optim.SGD(conv.parameters(), lr=0.1)
-    losses = []
-    for _ in range(num_epochs):
-        loss = conv(data.x, data.edge_index).square().sum(1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return descend(
+        lambda: conv(data.x, data.edge_index).square().sum(1).mean(), conv, steps=num_epochs
+    )
 
 
 def test_the_same_losses_on_any_number_of_ranks(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, as_one_process, assert_alike, gradient, itself
+from alike import Wrap, as_one_process, gradient, itself
 from few import few
 from hand_batches import batch_of, hetero_batch_of
 from hetero_graphs import hetero_graph
@@ -130,8 +130,21 @@ def _losses(model: nn.Module, batch: Data) -> Tensor:
     return F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
 
 
-def _batches(data: Any, wrap: Wrap, name: str, steps: list[Seeds], full: bool) -> Any:
-    """Steps on batches, with `full` a step on the whole graph after each; then an evaluation."""
+@pytest.mark.parametrize(
+    'full', [True, pytest.param(False, marks=pytest.mark.slow)], ids=['and full batches', 'batches']
+)
+@pytest.mark.parametrize('name', few(MODELS))
+@pytest.mark.parametrize(
+    'ranks', [(3,), *(pytest.param((n,), marks=pytest.mark.slow) for n in (2, 4))]
+)
+@as_one_process(bits=True)
+def test_training_on_batches_and_exact_evaluation(
+    data: Any, wrap: Wrap, name: str, ranks: tuple[int], full: bool
+) -> Any:
+    """Gradients, weights and running statistics of every step, and then outputs of the whole.
+
+    With `full` a step on the whole graph follows each on batches.
+    """
     model, graph = wrap(_model(name)), small_graph()
 
     def of_graph() -> Tensor:
@@ -139,22 +152,12 @@ def _batches(data: Any, wrap: Wrap, name: str, steps: list[Seeds], full: bool) -
         return F.cross_entropy(out, data.y[data.train_mask])
 
     losses: list[Callable[[], Tensor]] = []
-    for seeds in steps:
+    for seeds in SEEDS[ranks[0]]:
         losses.append(partial(mean_loss, model, seeds, partial(batch_of, graph), _losses, wrap))
         losses += [of_graph] if full else []
     found = _trained(model, losses)
     model.eval()
     return found, model(data.x, data.edge_index).detach()
-
-
-@pytest.mark.parametrize(
-    'full', [True, pytest.param(False, marks=pytest.mark.slow)], ids=['and full batches', 'batches']
-)
-@pytest.mark.parametrize('name', few(MODELS))
-@pytest.mark.parametrize('size', [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
-def test_training_on_batches_and_exact_evaluation(name, size, full):
-    """Gradients, weights and running statistics of every step, and then outputs of the whole."""
-    assert_alike(_batches, name, SEEDS[size], full, ranks=(size,), bits=True)
 
 
 @as_one_process(ranks=(2,), bits=True, tolerance=1e-12)

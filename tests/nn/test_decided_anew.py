@@ -172,19 +172,16 @@ CALLS: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
 CUT = [i // HALF for i in range(2 * HALF)]
 
 
-def _sequence(data: Any, wrap: Wrap, name: str, order: str) -> list[Any]:
+@pytest.mark.parametrize('name', CALLS)
+@as_one_process(graph=_graph, cut=CUT, ranks=(2,), tolerance=1e-12)
+def test_every_call_has_its_own_edges(data: Any, wrap: Wrap, name: str) -> list[Any]:
     """Outputs of all calls, then gradients of features and parameters."""
     make, call = CALLS[name]
     conv = wrap(make().double())
     x = data.x.clone().requires_grad_()
-    outs = [call(conv, data, x, which) for which in order]
+    outs = [call(conv, data, x, which) for which in ORDER]
     sum((i + 1) * out.square().mean() for i, out in enumerate(outs)).backward()
     return [[out.detach() for out in outs], x.grad, [p.grad for p in conv.parameters()]]
-
-
-@pytest.mark.parametrize('name', CALLS)
-def test_every_call_has_its_own_edges(name: str) -> None:
-    assert_alike(_sequence, name, ORDER, graph=_graph, cut=CUT, ranks=(2,), tolerance=1e-12)
 
 
 def _temporal_graph() -> Data:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, as_one_process, assert_alike, gradient, take_step
+from alike import Wrap, as_one_process, gradient, take_step
 from torch import Tensor
 from torch.nn import Linear
 from torch_geometric import nn as pyg
@@ -116,11 +117,6 @@ class Scores(pyg.MessagePassing):
         return self.of(self, {**given, 'index': index, 'ptr': ptr, 'size_i': size_i})
 
 
-def _steps(data: Data, wrap: Wrap, message: Message, shape: tuple[int, ...], is_apart: bool) -> Any:
-    conv = wrap(Scores(message, *shape).double())
-    return [_step(conv, data, is_apart) for _ in range(2)]
-
-
 def _step(conv: Any, data: Data, is_apart: bool) -> list[Any]:
     found = take_step(conv, data, loss=lambda out: out.sin().sum(), grad=gradient)
     plans = conv._sar.plans.values() if hasattr(conv, '_sar') else ()
@@ -128,19 +124,21 @@ def _step(conv: Any, data: Data, is_apart: bool) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize('shape', [(4,), (2, 5)])
-@pytest.mark.parametrize('name', APART)
-def test_apart(name: str, shape: tuple[int, ...]) -> None:
-    assert_alike(_steps, APART[name], shape, True, ranks=(1, 3))
+CASES = [
+    *product(APART, [(4,), (2, 5)], [True]),
+    *product(TOGETHER, [(4,)], [False]),
+    ('gate', (2,), False),  # few channels
+]
 
 
-@pytest.mark.parametrize('name', TOGETHER)
-def test_with_the_message(name: str) -> None:
-    assert_alike(_steps, TOGETHER[name], (4,), False, ranks=(1, 3))
-
-
-def test_of_few_channels() -> None:
-    assert_alike(_steps, _gated, (2,), False, ranks=(1, 3))
+@pytest.mark.parametrize(('name', 'shape', 'is_apart'), CASES)
+@as_one_process(ranks=(1, 3))
+def test_dots(
+    data: Data, wrap: Wrap, name: str, shape: tuple[int, ...], is_apart: bool
+) -> list[Any]:
+    """Apart, or with the message where it reads the rows otherwise, or where they are short."""
+    conv = wrap(Scores({**APART, **TOGETHER}[name], *shape).double())
+    return [_step(conv, data, is_apart) for _ in range(2)]
 
 
 CONVS: dict[str, Callable[[], pyg.MessagePassing]] = {

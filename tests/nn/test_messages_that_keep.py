@@ -130,14 +130,13 @@ def _steps(data: Any, wrap: Wrap, keep: str, aggr: Any = 'add', hooks: bool = Fa
     return found
 
 
-@pytest.mark.parametrize('keep', list(KEEPS)[1:])
-def test_kept_of_all_edges(keep: str) -> None:
-    assert_alike(_steps, keep, graph=awkward_graph, cut=CUT, ranks=(3, 1))
-
-
-@pytest.mark.parametrize('options', [('add', True), (AskingSum,)], ids=['hooks', 'aggregation'])
-def test_hooks_and_aggregations_see_one_call_of_all_edges(options: Any) -> None:
-    assert_alike(_steps, 'nothing', *options, graph=awkward_graph, cut=CUT)
+@pytest.mark.parametrize(
+    'args',
+    [*([keep] for keep in list(KEEPS)[1:]), ['nothing', 'add', True], ['nothing', AskingSum]],
+)
+def test_what_is_kept_and_seen_is_of_one_call_of_all_edges(args: Any) -> None:
+    """Also by hooks, and by an aggregation."""
+    assert_alike(_steps, *args, graph=awkward_graph, cut=CUT, ranks=(3, 1))
 
 
 @pytest.mark.parametrize('keep', ['by the number', 'count elsewhere'])

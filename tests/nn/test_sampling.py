@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from alike import Wrap, as_one_process, assert_alike, cut_of, itself, parallel, take_step
+from alike import Wrap, as_one_process, cut_of, itself, parallel, take_step
 from few import few
 from graphs import awkward_graph
 from hetero_graphs import WRITES, hetero_graph
@@ -35,7 +35,11 @@ def _of_all(pairs: Tensor) -> Tensor:
     return pairs[:, torch.argsort(pairs[1] * NUM_NODES + pairs[0])]
 
 
-def _drawn(data: Any, wrap: Wrap) -> list[Tensor]:
+@pytest.mark.parametrize(('ranks', 'parts'), [((n,), n) for n in (1, 2, 3, 4)])
+@as_one_process(cut='empty part', tolerance=0)
+def test_the_same_on_any_number_of_ranks(
+    data: Any, wrap: Wrap, ranks: Any, parts: int
+) -> list[Tensor]:
     edges, some = data.edge_index, data.edge_index[:, data.edge_type == 1]
     size, some = (NUM_NODES, some) if wrap is itself else (None, some.flip(0))
     torch.manual_seed(3 + rank())  # only the generator of rank 0 counts
@@ -54,11 +58,6 @@ def _drawn(data: Any, wrap: Wrap) -> list[Tensor]:
         pyg_sar.negative_sampling(some, size, 33, seed=2),
     )
     return [by_edge, *map(_of_all, drawn)]
-
-
-@pytest.mark.parametrize('world_size', [1, 2, 3, 4])
-def test_the_same_on_any_number_of_ranks(world_size: int) -> None:
-    assert_alike(_drawn, cut='empty part', ranks=(world_size,), parts=world_size, tolerance=0)
 
 
 @pytest.mark.parametrize('num_samples', [0, 1, 39, 40, 41, 1000])

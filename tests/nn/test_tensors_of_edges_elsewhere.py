@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, take_step
+from alike import Wrap, as_one_process, assert_alike, take_step
 from torch import Tensor
 from torch.nn import Parameter
 from torch_geometric.data import Data
@@ -99,7 +99,10 @@ def _graph() -> Data:
     )
 
 
-def _step(data: Data, wrap: Wrap, kind: str) -> list[Any]:
+@pytest.mark.parametrize('cut', CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize('kind', KINDS)
+@as_one_process(graph=_graph, ranks=(1, 3), tolerance=1e-12)
+def test_as_plain_pyg(data: Data, wrap: Wrap, kind: str, cut: list[int]) -> list[Any]:
     x, weight = (t.clone().requires_grad_() for t in (data.x, data.edge_weight))
     found = []
     conv = wrap(KINDS[kind]())
@@ -108,12 +111,6 @@ def _step(data: Data, wrap: Wrap, kind: str) -> list[Any]:
         out.square().sum().backward()
         found += [out.detach(), x.grad.clone(), weight.grad.clone()]
     return found
-
-
-@pytest.mark.parametrize('cut', [CUTS['equal'], CUTS['unequal']], ids=CUTS)
-@pytest.mark.parametrize('kind', KINDS)
-def test_as_plain_pyg(kind: str, cut: list[int]) -> None:
-    assert_alike(_step, kind, graph=_graph, cut=cut, ranks=(1, 3), tolerance=1e-12)
 
 
 # A message that reads rows of a table by ids of edges

@@ -25,9 +25,9 @@ if __name__ == '__main__':
 
 import pytest
 import torch
-import torch.nn.functional as F
 from ranks import run_once, run_ranks
 from soak import NUM_CLASSES, soak_graph
+from three_steps import descend, supervised
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
@@ -47,15 +47,10 @@ def plain(
     """The losses of one-process PyG; on a rank `wrap` is DistributedDataParallel."""
     torch.manual_seed(0)
     model = wrap(MODELS[name](data.x.size(1), num_classes))
-    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
-    for _ in range(epochs):
-        out = model(data.x, data.edge_index)
-        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return descend(
+        lambda: supervised(model(data.x, data.edge_index), data), optimizer, steps=epochs
+    )
 
 
 def cut(name: str, root: str, num_classes: int, epochs: int) -> list[float]:

@@ -9,6 +9,7 @@ import torch
 from alike import cut_of
 from mesh_programs import MeshGraphNet
 from ranks import run_ranks
+from three_steps import descend
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -30,16 +31,14 @@ def mesh(number: int) -> Data:
 
 def trained(model: Any, graphs: list[Any]) -> list[Tensor]:
     """Two rounds over the graphs; the losses, then the weights."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
-    for data in graphs * 2:
-        optimizer.zero_grad()
-        out = model(data.x, data.edge_index, data.edge_attr)
-        loss = (out - data.x[:, :3]).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return [*losses, *(p.detach() for p in model.parameters())]
+    optimizer, given = torch.optim.Adam(model.parameters(), lr=0.01), iter(graphs * 2)
+
+    def loss() -> Tensor:
+        data = next(given)
+        return (model(data.x, data.edge_index, data.edge_attr) - data.x[:, :3]).square().mean()
+
+    losses = descend(loss, optimizer, steps=2 * len(graphs))
+    return [torch.tensor(losses), *(p.detach() for p in model.parameters())]
 
 
 def make() -> Any:

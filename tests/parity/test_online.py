@@ -73,7 +73,7 @@ def test_one_exchange(root: str, name: str, exchanges: Any) -> None:
     """Forward fetches the rows once; backward once, and returns their gradients once."""
     case, data, taken = CASES[name], pyg_sar.load_shard(root), []
     model = pyg_sar.DistributedDataParallel(make(case))
-    step(case, model, data, 'wrapped', lambda stage: taken.append(exchanges()))
+    step(case, model, data, lambda stage: taken.append(exchanges()))
     assert taken == [(ONE_PASS[name], 0), (ONE_PASS[name], ONE_PASS[name])]
 
 

@@ -168,15 +168,3 @@ def plain_prototypes_through_a_head(data: Data, ddp: Ddp) -> Results:
 
     losses = descend(loss_of, [centres, *head.parameters()])
     return {'losses': losses, 'centres': centres, 'weights': weights(head)}
-
-
-def distillation(data: Data, ddp: Ddp) -> Results:
-    teacher = model_of(ddp, lambda: Net(6, 16, 3)).eval()
-    with torch.no_grad():
-        soft = F.softmax(teacher(data.x, data.edge_index) / 2, dim=-1)
-
-    def loss(out: Tensor, data: Data) -> Tensor:
-        log_p = F.log_softmax(out / 2, dim=-1)
-        return supervised(out, data) + 4 * F.kl_div(log_p, soft, reduction='batchmean')
-
-    return fit(data, ddp, loss)

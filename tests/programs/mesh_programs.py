@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from shared import Ddp, Results, mlp, named, parts, programs
-from three_steps import model_of, trained, weights
+from three_steps import trained
 from torch import Tensor
 from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, ReLU, Sequential
 from torch.utils.checkpoint import checkpoint
@@ -148,19 +147,3 @@ def meta_layer(data: Data, ddp: Ddp) -> Results:
         return h + m.plain(x, edge_index, edge_attr)[0] + u.sum() + e.pow(2).mean()
 
     return trained(data, ddp, net, data.edge_attr)
-
-
-def a_new_x_in_every_step(data: Data, ddp: Ddp) -> Results:
-    """A rollout: what the model gives is what it gets next."""
-    model = model_of(ddp, lambda: MeshGraphNet(again=False, num_layers=3))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    x, losses = data.x, []
-    for _ in range(3):
-        optimizer.zero_grad()
-        delta = model(x, data.edge_index, data.edge_attr)
-        loss = F.mse_loss(x[:, :3] + delta, x[:, :3] * 0.9)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        x = torch.cat([(x[:, :3] + delta).detach(), x[:, 3:]], dim=1)
-    return {'losses': losses, 'x': x, 'weights': weights(model)}

@@ -253,27 +253,6 @@ def grad_beside_backward(data: Data, ddp: Ddp) -> Results:
     return {'first': first, 'asked': asked, 'grads': [p.grad for p in parameters]}
 
 
-def fisher_by_squares(data: Data, ddp: Ddp) -> Results:
-    """EWC: squares of gradients of a first task keep the weights of a second one."""
-    model = model_of(ddp)
-    first, second = data.train_mask & (data.y < 1), data.train_mask & (data.y >= 1)
-
-    def of(mask: Tensor) -> Tensor:
-        return F.cross_entropy(model(data.x, data.edge_index)[mask], data.y[mask])
-
-    losses = descend(lambda: of(first), model)
-    model.zero_grad()
-    of(first).backward()
-    fisher = {n: p.grad.detach() ** 2 for n, p in model.named_parameters()}
-    old = {n: p.detach().clone() for n, p in model.named_parameters()}
-
-    def kept() -> Tensor:
-        return sum((fisher[n] * (p - old[n]) ** 2).sum() for n, p in model.named_parameters())
-
-    losses += descend(lambda: of(second) + 100 * kept(), model)
-    return {'losses': losses, 'weights': weights(model)}
-
-
 def hooks_of_modules_and_parameters(data: Data, ddp: Ddp) -> Results:
     """Grad-CAM: activations and gradients of the first layer; a gradient is halved."""
     torch.manual_seed(0)

@@ -19,8 +19,8 @@ from torch.nn.modules.module import (
     register_module_full_backward_hook,
     register_module_full_backward_pre_hook,
 )
-from torch_geometric.data import HeteroData
 from torch_geometric.nn import EdgeConv, GATConv, GCNConv, HeteroConv, SAGEConv
+from two_types import two_types
 
 import pyg_sar
 
@@ -125,15 +125,6 @@ def _program(data: Any, wrap: Wrap, conv: Any, form: str, kind: str) -> Any:
     return [loss.detach(), seen, [p.grad for p in model.parameters()]]
 
 
-def hetero_graph() -> HeteroData:
-    out, draw = HeteroData(), torch.Generator().manual_seed(0)
-    for name, size in (('a', 17), ('b', 12)):
-        out[name].x = torch.randn(size, 6, generator=draw, dtype=torch.float64)
-    ends = torch.stack([torch.randint(n, (60,), generator=draw) for n in (17, 12)])
-    out['a', 'to', 'b'].edge_index, out['b', 'of', 'a'].edge_index = ends, ends.flip(0)
-    return out
-
-
 # By processes: some hooks are of all modules.
 ON_RANKS = {'cut': 'random', 'ranks': (1, 3), 'by': 'processes'}
 
@@ -141,7 +132,7 @@ ON_RANKS = {'cut': 'random', 'ranks': (1, 3), 'by': 'processes'}
 @pairs(form=FORMS, kind=KINDS, conv=[GCNConv, SAGEConv, GATConv])
 def test_they_see_what_one_process_sees(form: str, kind: str, conv: Any) -> None:
     conv = GCNConv if form in ('weight', 'hetero') else conv
-    graph = hetero_graph if form == 'hetero' else small_graph
+    graph = two_types if form == 'hetero' else small_graph
     assert_alike(_program, conv, form, kind, graph=graph, tolerance=1e-11, rtol=0, **ON_RANKS)
 
 
