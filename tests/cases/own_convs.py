@@ -144,7 +144,7 @@ class Stacked(Own):
 class ManyPropagates(Own):
     """Of other widths, with an argument that is there only sometimes, on some of the edges."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, x: Tensor, edge_index: Tensor, edge_weight: Tensor, edge_type: Tensor
     ) -> Tensor:
         a = self.propagate(edge_index, x=x, edge_weight=None)
@@ -215,9 +215,7 @@ class ReadsSources(Own):
 class ReducesAtSources(Own):
     """Weights of edges from what all edges out of a node have in common."""
 
-    def forward(  # type: ignore[override]
-        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor
-    ) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
         row, col = edge_index
         num_nodes = x.size(0)
         alpha = renamed_softmax((x[row] * x[col]).cos(), row, num_nodes=num_nodes)
@@ -238,9 +236,7 @@ class LoopsUpToLargestId(Own):
         super().__init__()
         self.remaining = remaining
 
-    def forward(  # type: ignore[override]
-        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, node: Tensor
-    ) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, node: Tensor) -> Tensor:
         # Edges among the first nodes, and those that every node keeps from them.
         is_low = (node[edge_index[0]] < 23) & (node[edge_index[1]] < 23)
         edge_index, edge_attr = edge_index[:, is_low], edge_attr[is_low]

@@ -177,9 +177,7 @@ def test_edges_as_rows_of_nodes(data):
 
 
 class TwoGraphs(SumConv):
-    def forward(  # type: ignore[override]
-        self, x: Tensor, edge_index: Tensor, other: Any = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, other: Any = None) -> Tensor:
         other = other[0] if isinstance(other, (list, tuple)) else other
         return self.propagate(edge_index, x=x) + self.propagate(other, x=x)
 
