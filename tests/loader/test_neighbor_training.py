@@ -10,43 +10,17 @@ import torch
 import torch.nn.functional as F
 from alike import assert_same, leaves
 from few import few
+from hand_batches import batch_of
 from on_ranks import parts_of
 from ranks import run_as_threads
 from small_graphs import small_graph
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GraphSAGE
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
-from torch_geometric.utils import k_hop_subgraph
 
 import pyg_sar
 
 EPOCHS, BATCH_SIZE = 2, 5
 Steps = list[tuple[float, list[Tensor]]]
-
-
-class AllNeighbours(BaseSampler):
-    """What PyG's NeighborSampler gives for ``[-1, -1]``, without a library for it."""
-
-    def __init__(self, data: Data) -> None:
-        self.data = data
-
-    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
-        count, edges = self.data.num_nodes, self.data.edge_index
-        nodes, _, _, mask = k_hop_subgraph(index.node, 2, edges, num_nodes=count)
-        nodes = torch.cat([index.node, nodes[~torch.isin(nodes, index.node)]])
-        place = torch.empty(count, dtype=torch.int64)
-        place[nodes] = torch.arange(nodes.numel())
-        more = {'edge': mask.nonzero().view(-1), 'metadata': (index.input_id, index.time)}
-        return SamplerOutput(nodes, *place[edges[:, mask]], **more)
-
-    def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
-        raise NotImplementedError
-
-    @property
-    def edge_permutation(self) -> None:
-        return None
 
 
 def _steps(loader: Any, model: Any, mean: Any) -> Steps:
@@ -77,9 +51,13 @@ def _train(root: str, device: str = 'cpu', **options: Any) -> Steps:
 
 
 def _train_plain(**options: Any) -> Steps:
-    """With PyG's loader on one process, without ranks."""
-    data, how = small_graph(), {'batch_size': BATCH_SIZE, **options}
-    loader = NodeLoader(data, AllNeighbours(data), input_nodes=data.train_mask, **how)
+    """With torch's loader on one process, without ranks; batches are as PyG gives them."""
+    graph, how = small_graph(), {'batch_size': BATCH_SIZE, **options}
+    loader: Any = torch.utils.data.DataLoader(
+        graph.train_mask.nonzero().view(-1),
+        collate_fn=lambda seeds: batch_of(graph, torch.stack(seeds)),
+        **how,
+    )
     return _steps(loader, _model(), torch.mean)
 
 
