@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from alike import assert_bits
 from on_ranks import on_ranks, on_threads
 from ranks import run_as_threads
 from small_graphs import assert_close
@@ -140,9 +141,7 @@ def test_all_rows_of_batches() -> None:
     values = [rows, rows[:, 0] > 0, rows[:, :1].bfloat16(), rows.long(), rows.cfloat(), rows[:, :0]]
     for found in run_as_threads(_gathered, 3, values):
         assert not any(each.requires_grad for each in found)
-        for each, expected in zip(found, values, strict=True):
-            assert torch.equal(each, expected)
-            assert each.dtype == expected.dtype
+        assert_bits(found, values)
 
 
 @on_ranks(2, by='threads')

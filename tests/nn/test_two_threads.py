@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import cut_of
+from alike import assert_bits, cut_of
 from few import few
 from small_graphs import small_graph
 from three_steps import descend
@@ -98,5 +98,4 @@ def test_each_trains_as_it_does_alone(one: str, other: str, shares: bool) -> Non
 
     with ThreadPoolExecutor(len(names)) as pool:
         found = [*pool.map(run, models, shards)]
-    for own, want in zip(found, alone, strict=True):
-        assert all(map(torch.equal, own, want))
+    assert_bits(found, alone)

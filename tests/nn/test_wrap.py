@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.nn.attention
-from alike import cut_of
+from alike import assert_bits, cut_of
 from copied_modules import WAYS, copied
 from few import few
 from small_graphs import small_graph
@@ -121,8 +121,7 @@ def test_plain_edge_index(name, training):
     plain, wrapped = (_make(name).train(training) for _ in range(2))
     DistributedDataParallel(wrapped)
     assert torch.equal(_run(wrapped, GRAPH), _run(plain, GRAPH))
-    for key, value in plain.state_dict().items():
-        assert torch.equal(wrapped.state_dict()[key], value)
+    assert_bits(wrapped.state_dict(), plain.state_dict())
 
 
 @pytest.mark.parametrize('name', MODELS)
@@ -136,8 +135,7 @@ def test_checkpoints_move_both_ways(name):
     again = _make(name)
     result = again.load_state_dict(wrapped.state_dict())
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
-    for key, value in source.state_dict().items():
-        assert torch.equal(again.state_dict()[key], value)
+    assert_bits(again.state_dict(), source.state_dict())
     assert torch.equal(_run(again.eval(), GRAPH), _run(source.eval(), GRAPH))
 
 
