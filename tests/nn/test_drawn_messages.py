@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, take_step
+from alike import Wrap, as_one_process, take_step
 from on_ranks import on_ranks
 from sum_conv import SumConv
 from torch import Tensor
@@ -119,16 +119,13 @@ BY_EDGE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _of_edges(data: Data, wrap: Wrap, name: str, aggr: str) -> list[Any]:
+@pytest.mark.parametrize('aggr', ['add', 'max'])
+@pytest.mark.parametrize('name', ACROSS)
+@as_one_process(ranks=(1, 3))
+def test_draws_of_all_edges(data: Data, wrap: Wrap, name: str, aggr: str) -> list[Any]:
     model = wrap(_Drawing(ACROSS[name], aggr))
     torch.manual_seed(8)
     return take_step(model, data)
-
-
-@pytest.mark.parametrize('name', ACROSS)
-def test_draws_of_all_edges(name: str) -> None:
-    for aggr in ('add', 'max'):
-        assert_alike(_of_edges, name, aggr, ranks=(1, 3))
 
 
 @pytest.mark.parametrize('world_size', [1, 3])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, assert_same, cut_of, on_ranks
+from alike import Wrap, as_one_process, assert_alike, assert_same, cut_of, on_ranks
 from few import few
 from small_graphs import small_graph
 from torch import Tensor
@@ -228,7 +228,9 @@ def _graph() -> Data:
     return Data(x=x, edge_index=torch.randint(N - 2, (2, 90), generator=draw), num_nodes=N)
 
 
-def _results(data: Any, wrap: Wrap, name: str) -> dict[str, list[Any]]:
+@pytest.mark.parametrize('name', few(LAYERS))
+@as_one_process(graph=_graph, cut=[i % 5 % 3 for i in range(N)], ranks=(1, 3), tolerance=1e-11)
+def test_features_in_any_layout(data: Any, wrap: Wrap, name: str) -> dict[str, list[Any]]:
     """Outputs twice, as what is known of raw features is used at the second time; gradients."""
     found = {}
     for layout, view in LAYOUTS.items():
@@ -240,9 +242,3 @@ def _results(data: Any, wrap: Wrap, name: str) -> dict[str, list[Any]]:
         grads = [leaf.grad, *(each.grad for each in layer.parameters())]
         found[layout] = [*(out.detach() for out in outs), *grads]
     return found
-
-
-@pytest.mark.parametrize('name', few(LAYERS))
-def test_features_in_any_layout(name: str) -> None:
-    cut = [i % 5 % 3 for i in range(N)]
-    assert_alike(_results, name, graph=_graph, cut=cut, ranks=(1, 3), tolerance=1e-11)
