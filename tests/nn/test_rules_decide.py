@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,20 +38,8 @@ class _Clipping(torch.autograd.Function):
         return grads[0].clamp(-0.01, 0.01)
 
 
-class Of:
-    """What a message reads."""
-
-    conv: Any
-    x: Tensor  # x_j
-    x_i: Tensor
-    w: Tensor
-    kind: Tensor
-    index: Tensor
-    size: int
-    flag: bool
-
-    def __init__(self, **values: Any) -> None:
-        vars(self).update(values)
+Of = SimpleNamespace
+"""What a message reads: conv, x (which is x_j), x_i, w, kind, index, size (of i) and flag."""
 
 
 def _hooked(m: Of) -> Tensor:
