@@ -82,19 +82,16 @@ GRAPHS = {case: functools.partial(_data, *given) for case, (given, _) in CASES.i
 """Of a case; one object each, so that it is cut once."""
 
 
-def _loss_and_gradients(data: Any, wrap: Wrap, name: str) -> dict[str, Any]:
-    torch.manual_seed(1)
-    model = wrap(CONVS[name]().double())
-    x = data.x.detach().clone().requires_grad_()
-    values = F.cross_entropy(model(x, data.edge_index), data.y, reduction='none')
-    loss = (values * data.train_mask).sum() / 4
-    loss.backward()
-    return {'loss': loss.detach(), 'grads': [gradient(each) for each in (x, *model.parameters())]}
+def _step(data: Any, wrap: Wrap, name: str) -> list[Any]:
+    def loss(out: Any) -> Tensor:
+        return (F.cross_entropy(out, data.y, reduction='none') * data.train_mask).sum() / 4
+
+    return take_step(wrap(CONVS[name]().double()), data, loss=loss, grad=gradient)
 
 
 def _check(case: str, name: str, ranks: tuple[int, ...]) -> None:
     options = {'cut': CASES[case][1], 'ranks': ranks, 'tolerance': 1e-12, 'rtol': 0}
-    assert_alike(_loss_and_gradients, name, graph=GRAPHS[case], **options)
+    assert_alike(_step, name, graph=GRAPHS[case], **options)
 
 
 @pytest.mark.parametrize('case', CASES)

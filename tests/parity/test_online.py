@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, cut_of, itself
+from alike import Wrap, assert_alike, cut_of, itself, take_step
 from conv_case import make
 from conv_cases import CASES
 from conv_graphs import plain
@@ -163,14 +163,10 @@ class Using(MessagePassing):
 
 def _step(data: Data, wrap: Wrap, conv: Any, checks: Callable[[Any], None] | None) -> list[Any]:
     """The output and every gradient; `checks` sees the wrapped conv."""
-    x = data.x.clone().requires_grad_()
-    conv.zero_grad()
-    out = wrap(conv)(x, data.edge_index)
-    nodes = data.node if wrap is itself else data.n_id
-    (out * (nodes.view(-1, 1) * 7 % 5 - 2 + torch.arange(out.size(1))).sin()).sum().backward()
+    found = take_step(wrap(conv), data)
     if wrap is not itself and checks is not None:
         checks(conv)
-    return [out.detach(), x.grad, [p.grad.clone() for p in conv.parameters()]]
+    return found
 
 
 def _compare(conv: MessagePassing, checks: Callable[[Any], None] | None = None) -> None:
