@@ -275,7 +275,6 @@ def _of_layers(model: nn.Module, batch: Any) -> Tensor:
 
 
 def _trimmed(data: Any, wrap: Wrap) -> list[Any]:
-    torch.manual_seed(0)
     model = wrap(Trimmed().double())
     loss = mean_loss(model, [[1, 2, 3], []], _layered, _of_layers, wrap)
     loss.backward()

@@ -274,7 +274,6 @@ def test_heterogeneous_batches_and_exact_evaluation(
     data: Any, wrap: Wrap, kind: Callable[..., nn.Module]
 ) -> Any:
     """A type with one row counts as none."""
-    torch.manual_seed(0)
     plain = Hetero(kind).double().eval()
     with torch.no_grad():
         plain(*_hetero_inputs(hetero_graph()))

@@ -242,7 +242,6 @@ def test_called_in_other_ways(data):
 
 def _written_to(data: Any, wrap: Wrap, which: str, learns: bool) -> list[Any]:
     """The gradient of the narrow layer, where sources, destinations or both are written to."""
-    torch.manual_seed(3)
     plain = SAGEConv(6, 2).double()
     plain.lin_r.requires_grad_(learns)
     # Not raw features, whose sums are kept.

@@ -57,7 +57,6 @@ def _results(
     data: Data, wrap: Wrap, name: str, weights: str, powers: tuple[int, ...] = (1, 2, 1, 1)
 ) -> list[Any]:
     """Of forwards with these powers of the weights."""
-    torch.manual_seed(1)
     conv = CONVS[name]().double()
     is_cheb, model = isinstance(conv, tg.ChebConv), wrap(conv)
     x = data.x.clone().requires_grad_()

@@ -90,7 +90,6 @@ def _weighted(data: Any, wrap: Wrap, name: str, factor: float) -> list[Any]:
 
     Rows of the nodes from 30 on, which later chunks read, are multiplied by `factor`.
     """
-    torch.manual_seed(0)
     module = wrap(ATTENTIVE[name]().double())
     x = data.x * torch.where(data.node < 30, 1, factor).view(-1, 1)
     x, edge_attr = x.requires_grad_(), data.edge_attr.clone().requires_grad_()

@@ -90,7 +90,6 @@ def _hooked(
 
 
 def _program(data: Any, wrap: Wrap, conv: Any, form: str, kind: str) -> Any:
-    torch.manual_seed(0)
     model = wrap((Hetero() if form == 'hetero' else Net(conv, form)).double())
     seen: list[Any] = []
 
@@ -138,7 +137,6 @@ def test_they_see_what_one_process_sees(form: str, kind: str, conv: Any) -> None
 
 def _inside(data: Any, wrap: Wrap, kind: str, at: str) -> Any:
     """What hooks of modules inside of a conv see and change, called once per edge or per node."""
-    torch.manual_seed(0)
     of_edges = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
     model = wrap(EdgeConv(of_edges, aggr='mean').double())
     seen: list[Any] = []

@@ -40,7 +40,6 @@ STEPS: dict[str, Step] = {
 @as_one_process(by='processes')
 def test_arguments_of_a_checkpoint_inside_of_another_stay_rows(data: Any, ddp: Wrap) -> Any:
     """Edges and constant rows are arguments of a checkpoint inside of another one."""
-    torch.manual_seed(0)
     model = ddp(torch.nn.ModuleList([GCNConv(6, 6), GCNConv(6, 3)]).double())
 
     def inner(h: Tensor, x: Tensor, edge_index: Tensor) -> Tensor:
