@@ -18,6 +18,7 @@ from pyg_sar.partition.memmap import INTEGERS, UNSIGNED, smallest_and_largest, t
 from pyg_sar.shard.format import NODE_NAMES
 
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
+_COUNTED = frozenset({'x', 'feat', 'pos', 'batch', 'node_type'})
 _EDGE_NAMES = frozenset({'edge_attr', 'edge_weight', 'edge_type'})
 _RESERVED = frozenset({'n_id', 'e_id'})
 _MAY_BE_SPARSE = _NODE_NAMES | _EDGE_NAMES | {'y'}
@@ -157,6 +158,18 @@ def set_owners(data: Data, *, nodes: Iterable[str], edges: Iterable[str]) -> Non
 def owners(data: Data) -> dict[str, str]:
     """What :func:`set_owners` noted: 'node' or 'edge' by the name of an attribute."""
     return data.__dict__.get(_OWNERS, {})
+
+
+def is_counted(data: Data | Mapping[str, Any]) -> bool:
+    """Whether PyG counts the rows of an attribute where nobody has set ``num_nodes``."""
+    return data.get('num_nodes') is None and not _COUNTED.isdisjoint(data.keys())
+
+
+def leave_to_count(store: Any) -> None:
+    """Takes out the ``num_nodes`` of a file that PyG counts, so another `x` tells another one."""
+    counted = (len(value) for name, value in store.items() if name in _COUNTED)
+    if next(counted, None) == store.get('num_nodes'):  # of edges there may be an `x`, too
+        store.pop('num_nodes', None)
 
 
 def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str = '') -> int:

@@ -19,7 +19,13 @@ from torch_geometric.data.hypergraph_data import HyperGraphData
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import to_edge_index, to_torch_sparse_tensor
 
-from pyg_sar.partition.attributes import count_rows, label_facts, odd_kind, sort_attributes
+from pyg_sar.partition.attributes import (
+    count_rows,
+    is_counted,
+    label_facts,
+    odd_kind,
+    sort_attributes,
+)
 from pyg_sar.partition.memmap import (
     INTEGERS,
     MEMORY,
@@ -78,6 +84,7 @@ class NodeSet:
     """The N nodes of one type."""
 
     num_nodes: int
+    is_counted: bool  # whether PyG counts the rows of an attribute
     attrs: dict[str, Tensor]  # [N, ...]
     extra: dict[str, Any]  # values that belong to the type
     names: Any = None  # pyarrow's Array [N]
@@ -161,7 +168,7 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGrap
     check_ids(edge_index, (num_nodes, num_nodes))
     attributes = sort_attributes(data, num_nodes, edge_index.size(1))
     return TypedGraph(
-        nodes={None: NodeSet(num_nodes, attributes.node, {}, *attributes.names)},
+        nodes={None: NodeSet(num_nodes, is_counted(data), attributes.node, {}, *attributes.names)},
         relations={None: Relation(None, None, edge_index, attributes.edge, {})},
         attrs=num_graphs | attributes.graph | label_facts(attributes.node, data),
         whole={'': attributes.whole},
@@ -198,7 +205,8 @@ def _hetero_graph(data: HeteroData, attrs: dict[str, Any], scratch: Scratch) -> 
         num_nodes = count_rows(store, ids, f" of '{name}'")
         attributes = sort_attributes(store, num_nodes, None, where=f" of '{name}'")
         extra = attributes.graph | label_facts(attributes.node, store)
-        nodes[name] = NodeSet(num_nodes, attributes.node, extra, *attributes.names)
+        counted = is_counted(store)
+        nodes[name] = NodeSet(num_nodes, counted, attributes.node, extra, *attributes.names)
         tensors[name], dropped[name] = attributes.whole, attributes.dropped
     relations: dict[EdgeKey, Relation] = {}
     for key, store in edge_stores.items():
@@ -274,7 +282,7 @@ def with_edges_of_adj_t(data: Data) -> Data:
     if given is not None and not torch.equal(torch.as_tensor(given), edge_index):
         return data
     out = copy.copy(data)
-    if given is None and data.get('num_nodes') is None:
+    if given is None and data.get('num_nodes') is None and not is_counted(data):
         out.num_nodes = matrix.size(0)
     del out['adj_t']
     out.edge_index = edge_index

@@ -191,6 +191,7 @@ def write_partition(
             key: NodeInfo(
                 num_nodes=of_type.num_nodes,
                 part_num_nodes=nodes[key].partptr.diff().tolist(),
+                is_counted=of_type.is_counted,
                 attrs={n: row_type(value) for n, value in of_type.attrs.items()},
                 extra=of_type.extra,
             )

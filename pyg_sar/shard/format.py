@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 META_FILE = 'META.json'
 WHOLE_FILE = 'whole.pt'

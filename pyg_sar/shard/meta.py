@@ -30,6 +30,7 @@ class NodeInfo:
 
     num_nodes: int
     part_num_nodes: list[int]  # own nodes of every part
+    is_counted: bool  # whether PyG counts the rows of an attribute, as nobody has set num_nodes
     attrs: dict[str, Any]  # dtype and row shape of every node attribute, by name
     extra: dict[str, Any]  # values that belong to the type, by name
 
@@ -197,6 +198,7 @@ _KEYS = {
 _NODE_KEYS = {
     'num_nodes': _COUNT,
     'part_num_nodes': (_COUNT,),
+    'is_counted': bool,
     'node_attrs': _ROWS,
     'graph_attrs': dict,
 }

@@ -35,9 +35,6 @@ from pyg_sar.shard.parts import Part, Tensors, read_part, rows_of
 from pyg_sar.shard.shard import Cut, Shard, make_steps
 from pyg_sar.utils.installed import missing
 
-_COUNTED = frozenset({'x', 'feat', 'pos', 'batch', 'node_type'})
-"""Attributes of nodes whose rows PyG counts where a graph has no ``num_nodes``."""
-
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -92,7 +89,7 @@ def read_shard(
         store = data if node_key is None else data[node_key]
         first = {name: attrs[name] for name in ('x',) if name in attrs}  # PyG counts its rows
         _put(store, {'num_nodes_total': nodes.num_nodes, **first, **attrs, 'n_id': n_id})
-        _put(store, {**({} if _COUNTED & {*attrs} else {'num_nodes': n_id.numel()}), **nodes.extra})
+        _put(store, {**({} if nodes.is_counted else {'num_nodes': n_id.numel()}), **nodes.extra})
         vars(data.stores[0] if node_key is None else store)['_graph'] = meta.graph
         names = node_names_file('', node_key).as_posix()
         if names in meta.checksums:

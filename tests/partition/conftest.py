@@ -182,7 +182,7 @@ def _check_partition(
     plain = {'is_hetero': False, 'is_sorted': False, 'num_parts': num_parts}
     assert meta == {**plain, 'node_types': None, 'edge_types': None, 'node_offset': None}
     said = {
-        'format_version': 2,
+        'format_version': 3,
         'num_nodes': num_nodes,
         'num_edges': num_edges,
         'part_num_nodes': part_of.bincount(minlength=num_parts).tolist(),

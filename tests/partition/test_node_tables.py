@@ -73,7 +73,6 @@ def test_a_table_of_nodes(tmp_path, scratch, tiny):
     index = pandas.Index(NAMES)
     assert content(data) == {
         'edge_index': [index.get_indexer(ends).tolist() for ends in zip(*EDGES, strict=True)],
-        'num_nodes': 5,
         'node_names': NAMES,
         'x': np.c_[COLUMNS['age'], np.array(COLUMNS['emb']), COLUMNS['height']].tolist(),
         'y': [0, 1, -1, 0, 2],

@@ -95,7 +95,7 @@ def test_npz_dense(tmp_path):
     }
     np.savez(tmp_path / 'a.npz', num_classes=np.int64(2), **arrays)
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    assert_same(load_source(tmp_path / 'a.npz'), Data(**tensors, num_classes=2, num_nodes=4))
+    assert_same(load_source(tmp_path / 'a.npz'), Data(**tensors, num_classes=2))
 
 
 def test_npz_of_relations(tmp_path):
@@ -396,7 +396,7 @@ DATA = Path(__file__).parents[2] / 'examples' / 'data'
 
 def test_wordnet_noun():
     data = load_source(DATA / 'wordnet_noun.npz')
-    assert sorted(data.keys()) == ['edge_index', 'num_nodes', 'x', 'y']
+    assert sorted(data.keys()) == ['edge_index', 'x', 'y']
     assert data.x.shape == (82_115, 512)
     assert data.x.dtype == torch.float32
     assert data.edge_index.shape == (2, 230_620)

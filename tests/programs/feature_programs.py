@@ -228,7 +228,7 @@ def shares_of_neighbours(data: Data, ddp: Ddp) -> Results:
 
 
 def other_numbers_of_nodes(data: Data, ddp: Ddp) -> Results:
-    """Nodes that are taken out, put in and doubled: the number of nodes is that of the rows of x."""
+    """Nodes that are taken out, put in and doubled: their number is that of the rows of x."""
     whole, keep = data.clone(), data.train_mask
     data.edge_index, _ = subgraph(keep, data.edge_index, relabel_nodes=True)
     data.x, data.y = data.x[keep], data.y[keep]

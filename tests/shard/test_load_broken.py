@@ -43,8 +43,8 @@ META = """
 del pyg_sar, is_hetero; num_parts = 0; num_parts = '3'; num_parts = 4
 """
 OURS = """
-format_version = 1; del format_version; del fingerprint; halo_rows.pop(); halo_rows[1].pop()
-halo_rows = [1, 2, 3]; part_num_nodes = ['1', '2', '3']; part_num_nodes[1] = 99
+format_version = 1; del format_version; is_counted = 1; del fingerprint; halo_rows.pop()
+halo_rows[1].pop(); halo_rows = [1, 2, 3]; part_num_nodes = ['1', '2', '3']; part_num_nodes[1] = 99
 part_num_edges[1] = 99; node_attrs['z'] = {'dtype': 'float32', 'shape': []}
 """
 BROKEN_FILES: dict[str, Change] = {

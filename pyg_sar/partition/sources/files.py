@@ -22,7 +22,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.feature_store import TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
-from pyg_sar.partition.attributes import count_rows
+from pyg_sar.partition.attributes import count_rows, leave_to_count
 from pyg_sar.partition.graph import checked_edge_index
 from pyg_sar.partition.masks import MASKS
 from pyg_sar.partition.memmap import MEMORY, Array, Scratch, tensor_of
@@ -215,6 +215,8 @@ def graph_of_arrays(arrays: Mapping[str, Array | Tensor], name: str) -> Data | H
         if 'edge_index' not in data:
             raise ValueError(f"expected the array 'edge_index' in '{name}' (got {sorted(arrays)})")
         data.num_nodes = count_rows(data, data.edge_index)
+        if 'num_nodes' not in arrays:
+            leave_to_count(data.stores[0])
     return data
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partition.attributes import set_owners
+from pyg_sar.partition.attributes import leave_to_count, set_owners
 from pyg_sar.partition.graph import checked_edge_index
 from pyg_sar.partition.memmap import Scratch, smallest_and_largest
 from pyg_sar.partition.sources.edge_text import edge_list, edge_texts
@@ -75,6 +75,7 @@ def graph_of_edges(
         bounds = [smallest_and_largest(each)[1] + 1 for each in edge_index if each.numel()]
         data.num_nodes = max(bounds, default=0)
     _fill(data, nodes | edges, names)
+    leave_to_count(data.stores[0])
     set_owners(data, nodes=nodes, edges=edges)
     return data
 
@@ -124,6 +125,7 @@ def read_typed_folder(path: Path, options: NodeTableOptions, scratch: Scratch) -
         ids[type_], values = read_nodes(table, own, scratch)
         data[type_].num_nodes = ids[type_].count
         _fill(data[type_], values, ids[type_].names)
+        leave_to_count(data[type_])
     for name, key in relations.items():
         values = _edges(edges[name], scratch, (ids[key[0]], ids[key[2]]), (key[0], key[2]))
         _fill(data[key], values, None)
