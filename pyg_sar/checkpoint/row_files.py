@@ -113,11 +113,11 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
     """
     path, sharding = Path(path), sharding_of_nodes(data)
     raise_on_all(lambda: _check(path, values, data))
-    if sharding is not None and type(values) is Tensor:
-        values = own_rows('save_rows', values, 0, sharding)
-    values, data = as_local((values, data))
     row = str(values.dtype), tuple(values.shape[1:])
     check_equal("rows in 'values'", agree(row))
+    if sharding is not None:
+        values = own_rows('save_rows', values.detach(), 0, sharding)
+    data = as_local(data)
     num_nodes = int(data.num_nodes_total)
     run, first = Table(values.detach(), data.n_id.to(values.device), num_nodes).run()
     new = path.with_name(on_rank_0(lambda: name_beside(path).name))

@@ -6,6 +6,7 @@ happens to be as long here. So it is one if it is so on every rank.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm.vote import agree, check_equal
+from pyg_sar.rows.align import brought
+from pyg_sar.rows.from_data import as_local
+from pyg_sar.rows.rows import Rows
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.read_shard import of_whole
@@ -74,6 +79,38 @@ def check_data(data: object, world_size: int, loader: str) -> None:
                 raise ValueError(
                     f"'data' must have '{name}'{_of(kind)}, as load_shard gives it (got none)"
                 )
+
+
+def own_data(typed: Data | HeteroData) -> Data | HeteroData:
+    """Data of own rows, in the order of the own nodes and edges (collective).
+
+    Rows of another order are fetched: row i of the whole is that of node or edge i, as on one
+    machine. Rows that are neither of nodes nor of edges stay rows of the whole.
+    """
+    ordered, others = copy.copy(typed), []
+    for store in ordered.stores:
+        own = [v._sharding for v in map(store.get, ('n_id', 'edge_index')) if isinstance(v, Rows)]
+        for name, value in list(store.items()):
+            if not isinstance(value, Rows) or value._sharding in own:
+                continue
+            sharding = _fitting(typed, store, name, value, own)
+            if sharding is None:
+                others.append((store._key, name, store.pop(name)))
+            else:
+                store[name] = brought(f"'{name}' of a loader's data", value, sharding)
+    data: Data | HeteroData = as_local(ordered)
+    for key, name, value in others:
+        (data.stores[0] if key is None else data[key])[name] = value
+    return data
+
+
+def _fitting(data: Any, store: Any, name: str, value: Rows, own: list[Sharding]) -> Sharding | None:
+    """The nodes or edges of which rows are an attribute, as PyG tells them by their number."""
+    dim = data.__cat_dim__(name, value, store)
+    if not isinstance(dim, int) or dim % value.dim() != value._dim:
+        return None
+    fitting = [sharding for sharding in own if sharding.total == value._sharding.total]
+    return (fitting[-1] if 'edge' in name else fitting[0]) if fitting else None
 
 
 def _is_as_loaded(handle: ShardEdges) -> bool:
@@ -136,7 +173,7 @@ def _rows_of(data: Data | HeteroData, store: Any, is_edge: bool) -> Iterable[tup
             value = torch.tensor(value)  # a copy: nothing tells when an array is written to
         if name == 'edge_index' or not isinstance(value, Tensor) or value.dim() == 0:
             continue
-        if name in of_whole(store):
+        if isinstance(value, Rows) or name in of_whole(store):
             continue
         dim = data.__cat_dim__(name, value, store)
         if isinstance(dim, int) and value.size(dim) == count and value.layout == torch.strided:

@@ -17,7 +17,13 @@ from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import left_by, world_size
 from pyg_sar.comm.vote import agree, check_equal, raise_on_all, vote
 from pyg_sar.loader.arguments import LoaderOptions, Options, fans_of, read_options
-from pyg_sar.loader.attributes import AttributeRows, check_data, edge_stores, find
+from pyg_sar.loader.attributes import (
+    AttributeRows,
+    check_data,
+    edge_stores,
+    find,
+    own_data,
+)
 from pyg_sar.loader.batch import make_batch
 from pyg_sar.loader.graph import build
 from pyg_sar.loader.rounds import Round
@@ -61,14 +67,14 @@ class Loader:
         self._name = type(self).__name__
         with in_call(self._name), torch.inference_mode(False), on_cpu():
 
-            def read() -> tuple[Data | HeteroData, Options, dict[EdgeKey, tuple[int, ...]]]:
+            def read() -> tuple[Options, dict[EdgeKey, tuple[int, ...]]]:
                 check_not_local(self._name, typed)
-                data = as_local(typed)
                 options = read_options(self._name, given)
-                check_data(data, world_size(), self._name)
-                return data, options, fans_of(num_neighbors, list(edge_stores(data)))
+                check_data(as_local(typed), world_size(), self._name)
+                return options, fans_of(num_neighbors, list(edge_stores(typed)))
 
-            data, options, fans = raise_on_all(read)
+            options, fans = raise_on_all(read)
+            data = own_data(typed)
             same = {name: value for name, value in vars(options).items() if name != 'transform'}
             same['num_neighbors'] = list(fans.items())
             kinds = {name: None if v is None else type(v).__name__ for name, v in of_seeds.items()}
@@ -103,13 +109,15 @@ class Loader:
         """Begins an epoch, or goes on with one that was loaded (collective)."""
         with in_call(self._name), on_cpu():
             epoch, at = (self._epoch, self._at) if self._is_loaded else (self._next_epoch(), 0)
-            attributes = find(as_local(self._data))
+            data = own_data(self._data)
+            attributes = find(data)
             answers = agree(((epoch.number, at), self._at, tuple(epoch)))
             check_equal('epoch and batch', [start for start, _, _ in answers])
             check_equal('number of batches taken before', [taken for _, taken, _ in answers])
             epoch = Epoch(*answers[0][2])  # a rank may have drawn other numbers
             self._epoch, self._at, self._is_loaded = epoch, at, False
-        return self._iterate(self._batches(attributes, epoch, at), epoch, at)
+        batches = self._batches(data, attributes, epoch, at)
+        return self._iterate(batches, epoch, at)
 
     def _iterate(
         self, batches: Iterator[Data | HeteroData], epoch: Epoch, at: int
@@ -127,7 +135,7 @@ class Loader:
             yield batch if self.transform is None else self.transform(batch)
 
     def _batches(
-        self, attributes: AttributeRows, epoch: Epoch, at: int
+        self, data: Data | HeteroData, attributes: AttributeRows, epoch: Epoch, at: int
     ) -> Iterator[Data | HeteroData]:
         """Batches of an epoch from one on (collective at the first of every round)."""
         graph, order = self._graph, self._seeds.order(epoch.order)
@@ -137,7 +145,6 @@ class Loader:
             asked = range(first, min(first + of_round, self._num_batches))
             seeds = self._seeds.of_batches(order, epoch.draws, asked)
             sampled = Round(graph, attributes, self._fans, self._options, seeds)
-            data = as_local(self._data)
             for number in range(len(asked)):
                 yield make_batch(data, sampled, number)
             del sampled

@@ -12,6 +12,7 @@ from few import few
 from hetero_graphs import assignment, hetero_graph
 from on_ranks import on_ranks, parts_of
 from ranks import run_as_threads, run_ranks
+from small_graphs import small_graph
 from torch import Tensor
 
 import pyg_sar
@@ -86,6 +87,20 @@ def test_nodes_of_a_type(tmp_path):
     path = tmp_path / 'rows.npy'
     run_as_threads(_nodes_of_a_type, 3, str(tmp_path / 'parts'), str(path))
     assert np.array_equal(np.load(path), 2 * graph['author'].x.numpy())
+
+
+@pytest.mark.parametrize('world_size', [1, 2, 3])
+@on_ranks(num_parts=6, by='threads')
+def test_rows_in_another_order(data, tmp_path, world_size):
+    """Row i of the whole is that of node i, as on one machine."""
+    mask, path = data.train_mask, tmp_path / 'rows.npy'
+    values = torch.cat([data.x[mask], data.x[~mask]])
+    pyg_sar.save_rows(path, values, data)
+    assert np.array_equal(np.load(path), pyg_sar.gather(values).numpy())
+    assert torch.equal(pyg_sar.gather(pyg_sar.load_rows(path, data)), pyg_sar.gather(values))
+    other = pyg_sar.load_shard(parts_of(6, 'empty part'))  # where other ranks have the nodes
+    pyg_sar.save_rows(path, data.x, other)
+    assert np.array_equal(np.load(path), small_graph().x.numpy())
 
 
 WRONG: dict[str, tuple[Any, str, str]] = {  # what becomes of the values, the path, words

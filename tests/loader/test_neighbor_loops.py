@@ -103,6 +103,22 @@ def test_only_the_newest_iteration_goes_on(data):
         next(first)
 
 
+@pytest.mark.parametrize('world_size', [1, 2])
+@on_ranks(num_parts=4, by='threads')
+def test_attributes_in_another_order(data, world_size):
+    """Row i of the whole is that of node or edge i; a selection is in every batch as it is."""
+    mask, first = data.train_mask, data.edge_weight < 0.5
+    data.x = torch.cat([data.x[mask], data.x[~mask]])
+    data.edge_weight = torch.cat([data.edge_weight[first], data.edge_weight[~first]])
+    data.of_train, data.flat = data.y[mask], data.x.t()
+    x, weight, of_train = (pyg_sar.gather(v) for v in (data.x, data.edge_weight, data.of_train))
+    for batch in pyg_sar.NeighborLoader(data, [-1], batch_size=8):
+        assert torch.equal(batch.x, x[batch.n_id])
+        assert torch.equal(batch.edge_weight, weight[batch.e_id])
+        assert torch.equal(pyg_sar.gather(batch.of_train), of_train)
+        assert torch.equal(pyg_sar.gather(batch.flat), x.t())
+
+
 def _dies(root: str) -> tuple[str, str]:
     set_timeout(timedelta(seconds=20))
     iteration = iter(_loader(root))
