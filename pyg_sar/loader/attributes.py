@@ -27,7 +27,7 @@ from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.read_shard import of_whole
 from pyg_sar.utils.installed import loops
-from pyg_sar.utils.tensor_state import as_bytes
+from pyg_sar.utils.tensor_state import as_bytes, version_of
 
 Values = dict[str, Tensor]
 
@@ -111,6 +111,39 @@ def _fitting(data: Any, store: Any, name: str, value: Rows, own: list[Sharding])
         return None
     fitting = [sharding for sharding in own if sharding.total == value._sharding.total]
     return (fitting[-1] if 'edge' in name else fitting[0]) if fitting else None
+
+
+class Unchanged:
+    """Data that is not to change, as every attribute is now."""
+
+    def __init__(self, data: Data | HeteroData) -> None:
+        self._data, self._before = data, self._now(data)
+
+    @staticmethod
+    def _now(data: Data | HeteroData) -> dict[tuple[Any, str], tuple[Any, object]]:
+        return {
+            (store._key, name): (value, _version(value))
+            for store in data.stores
+            for name, value in store.items()
+        }
+
+    def check(self) -> None:
+        """Raises a RuntimeError if an attribute was replaced, or changed in place."""
+        before, now = self._before, self._now(self._data)
+        for at in (*before, *now):
+            (old, version), (new, newer) = (there.get(at, (None, None)) for there in (before, now))
+            if old is not new or version != newer:
+                raise RuntimeError(
+                    f"expected data that stays as it is while an epoch runs (got another '{at[1]}'"
+                    f'{_of(at[0])}): ranks have sent rows of later batches; change data between '
+                    'epochs, or keep what changes outside of data and read '
+                    'pyg_sar.gather(values)[batch.n_id]'
+                )
+
+
+def _version(value: Any) -> object:
+    """What torch counts of changes; it counts none of tensors of inference mode."""
+    return version_of(value) if isinstance(value, Tensor) and not value.is_inference() else None
 
 
 def _is_as_loaded(handle: ShardEdges) -> bool:

@@ -19,6 +19,7 @@ from pyg_sar.comm.vote import agree, check_equal, raise_on_all, vote
 from pyg_sar.loader.arguments import LoaderOptions, Options, fans_of, read_options
 from pyg_sar.loader.attributes import (
     AttributeRows,
+    Unchanged,
     check_data,
     edge_stores,
     find,
@@ -109,7 +110,7 @@ class Loader:
         """Begins an epoch, or goes on with one that was loaded (collective)."""
         with in_call(self._name), on_cpu():
             epoch, at = (self._epoch, self._at) if self._is_loaded else (self._next_epoch(), 0)
-            data = own_data(self._data)
+            data, unchanged = own_data(self._data), Unchanged(self._data)
             attributes = find(data)
             answers = agree(((epoch.number, at), self._at, tuple(epoch)))
             check_equal('epoch and batch', [start for start, _, _ in answers])
@@ -117,16 +118,17 @@ class Loader:
             epoch = Epoch(*answers[0][2])  # a rank may have drawn other numbers
             self._epoch, self._at, self._is_loaded = epoch, at, False
         batches = self._batches(data, attributes, epoch, at)
-        return self._iterate(batches, epoch, at)
+        return self._iterate(batches, unchanged, epoch, at)
 
     def _iterate(
-        self, batches: Iterator[Data | HeteroData], epoch: Epoch, at: int
+        self, batches: Iterator[Data | HeteroData], unchanged: Unchanged, epoch: Epoch, at: int
     ) -> Iterator[Data | HeteroData]:
         for _ in range(at, self._num_batches):
             if self._epoch is not epoch:
                 raise ValueError('expected the newest iteration of this loader (got an older one)')
             try:
                 with in_call(self._name), on_cpu():
+                    unchanged.check()
                     batch = next(batches)
             except Exception as error:
                 left_by(error)

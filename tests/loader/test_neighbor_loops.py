@@ -119,6 +119,30 @@ def test_attributes_in_another_order(data, world_size):
         assert torch.equal(pyg_sar.gather(batch.flat), x.t())
 
 
+CHANGED_IN_EPOCH = {
+    'replaced': lambda data: setattr(data, 'x', data.x * 10),
+    'in place': lambda data: data.x.mul_(10),
+    'an edge weight': lambda data: data.edge_weight.mul_(2),
+    'added': lambda data: setattr(data, 'new', data.x * 10),
+    'removed': lambda data: delattr(data, 'pos'),
+}
+
+
+@pytest.mark.parametrize('change', CHANGED_IN_EPOCH)
+@pytest.mark.parametrize('world_size', [1, 2])
+@on_ranks(num_parts=4, by='threads')
+def test_data_that_changes_in_an_epoch_is_refused(data, change, world_size):
+    loader = pyg_sar.NeighborLoader(data, [2], batch_size=8)
+    with torch.inference_mode():
+        data.score = data.y * 2  # whose changes nobody counts
+    iteration = iter(loader)
+    next(iteration)
+    CHANGED_IN_EPOCH[change](data)
+    with pytest.raises(RuntimeError, match='change data between epochs'):
+        next(iteration)
+    assert len(list(loader)) == len(loader)
+
+
 def _dies(root: str) -> tuple[str, str]:
     set_timeout(timedelta(seconds=20))
     iteration = iter(_loader(root))
