@@ -94,8 +94,9 @@ def sort_attributes(
             continue
         is_of_ids = name != 'edge' and data.get(f'{name}_index') is not None
         owner = None if is_of_ids else _owner(name, tensor, num_nodes, num_edges, where)
-        if owner is not None and num_nodes == num_edges and isinstance(data, Data):
-            owner = owners(data).get(name, owner)
+        noted = owners(data).get(name, owner) if isinstance(data, Data) else owner
+        if owner not in (None, noted):  # of edges that a transform has added there are no rows
+            owner = noted if num_nodes == num_edges else None
         if owner is not None:
             getattr(attributes, owner)[name] = tensor
         elif tensor.dim() == 0 and not tensor.is_complex():
@@ -151,7 +152,7 @@ _OWNERS = '_owners'
 
 
 def set_owners(data: Data, *, nodes: Iterable[str], edges: Iterable[str]) -> None:
-    """Notes whose rows attributes have, for a graph with as many nodes as edges; copies know it."""
+    """Notes whose rows attributes have, which their number may not tell; copies know it."""
     data.__dict__[_OWNERS] = dict.fromkeys(nodes, 'node') | dict.fromkeys(edges, 'edge')
 
 

@@ -16,6 +16,7 @@ import pyg_sar
 from pyg_sar.partition.graph import with_wide_ids
 from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.sources.datasets import transformed
+from pyg_sar.partition.sources.node_tables import NodeTableOptions
 
 pytest.importorskip('pyarrow')
 
@@ -80,3 +81,25 @@ def test_names_follow_their_nodes(tmp_path):
     refuses(lambda: transformed(data, 'VirtualNode'), 'no new nodes from', '7 nodes and 6 names')
     data = Data(edge_index=torch.tensor([[1], [2]]), num_nodes=3, node_names=['a', 'b', 'c'])
     assert transformed(data, 'RemoveIsolatedNodes').node_names.to_pylist() == ['b', 'c']
+
+
+@pytest.mark.filterwarnings('ignore:.*names of nodes')
+@pytest.mark.parametrize('transform', ['ToUndirected', 'AddSelfLoops', 'RemoveSelfLoops'])
+def test_as_many_edges_as_nodes(tmp_path, transform):
+    """PyG tells attributes of edges from those of nodes by names alone."""
+    ends, ids = {'src': [0, 1, 2, 3, 4], 'dst': [1, 2, 3, 4, 4]}, [0, 1, 2, 3, 4]
+    nodes = write_table(tmp_path / 'n.parquet', {'id': ids, 'age': [5, 6, 7, 8, 9]})
+    words = ('--method', 'range', '--nodes', nodes, '--transform', transform)
+    wrong = write_table(tmp_path / 'w.parquet', {**ends, 'w': ids})
+    tables = NodeTableOptions(nodes=str(nodes))
+    told = "'edge' in the names of columns", transform, "got 'w' of edges", 'rename the column'
+    refuses(lambda: transformed(load_source(wrong, tables=tables), transform), *told)
+    right = write_table(tmp_path / 'e.parquet', {**ends, 'edge_w': ids})
+    assert command(right, tmp_path / 'out', *words) == 0
+    data, plain = pyg_sar.load_shard(tmp_path / 'out'), torch.tensor(list(ends.values()))
+    want: Any = Data(edge_index=plain, num_nodes=5, edge_w=torch.tensor(ids))
+    want = getattr(T, transform)()(want)
+    assert not data.is_node_attr('edge_w')
+    assert data.is_node_attr('age')
+    assert sorted(data.edge_w.tolist()) == sorted(want.edge_w.tolist())
+    assert data.num_edges == want.num_edges

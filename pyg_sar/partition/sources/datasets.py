@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, Dataset, HeteroData
 
+from pyg_sar.partition.attributes import owners
 from pyg_sar.partition.graph import with_wide_ids
 from pyg_sar.partition.masks import MASKS, mask_of
 from pyg_sar.partition.memmap import Scratch
@@ -81,6 +82,8 @@ def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | 
     arguments. `seed` is for transforms that draw numbers. Names of nodes follow the nodes.
     """
     cls, options = named_class(text, 'torch_geometric.transforms')
+    if isinstance(data, Data) and data.num_nodes == data.num_edges:
+        _check_owners(data, text)
     torch.manual_seed(seed)
     names = _names_with_places(data)
     try:
@@ -104,6 +107,17 @@ def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | 
 
 
 _PLACES = f'places_in_{NODE_NAMES}'
+
+
+def _check_owners(data: Data, text: str) -> None:
+    """Raises ValueError where names of columns tell PyG of other owners than their tables do."""
+    for name, owner in owners(data).items():
+        if (owner == 'edge') != ('edge' in name):
+            raise ValueError(
+                f"expected 'edge' in the names of columns of edges alone, before '{text}' of "
+                f'{data.num_nodes} nodes and as many edges, which PyG tells apart by it (got '
+                f"'{name}' of {owner}s): rename the column"
+            )
 
 
 def _names_with_places(data: Data | HeteroData) -> dict[Any, Any]:
