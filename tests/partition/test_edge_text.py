@@ -195,7 +195,13 @@ def test_a_first_edge_is_no_header(tmp_path: Path, names: list[str]) -> None:
 
 @pytest.mark.parametrize(
     'text',
-    ['a\t12:30\nb\t13:45\na\t9\n', 'a c\ne a\nc e\n', '5 #a\n6 b\n5 b\n', '7 a,5\n7 b,5\n5,6\n'],
+    [
+        'a a\na 07\nb a\n',
+        'a\t12:30\nb\t13:45\na\t9\n',
+        'a c\ne a\nc e\n',
+        '5 #a\n6 b\n5 b\n',
+        '7 a,5\n7 b,5\n5,6\n',
+    ],
 )
 def test_names_that_are_no_other_form(tmp_path: Path, text: str) -> None:
     assert _of_text(tmp_path, text).num_edges == 3
@@ -206,6 +212,13 @@ def test_nodes_alike_or_a_header(tmp_path: Path) -> None:
     for ids, count in (('a', 20), ('n', 21)):
         lines = [f'{ids}{i} {ids}{i + 100}' for i in range(3, 23)]
         assert _of_text(tmp_path, '\n'.join(['n1 n2', *lines])).num_edges == count
+
+
+def test_a_loop_or_a_header(tmp_path: Path) -> None:
+    """Two columns of one name: of numbers a header, of names perhaps an edge."""
+    assert _of_text(tmp_path, 'paper paper\n1 2\n2 3\n').num_edges == 2
+    with pytest.raises(ValueError, match='which may be either'):
+        _of_text(tmp_path, 'a a\nb 07\n')
 
 
 def test_names_with_spaces_come_late(tmp_path: Path) -> None:

@@ -224,6 +224,21 @@ def test_masks_of_numbers_and_categories(tmp_path):
         _refuses(edges, nodes, words, train='fold=0', val='kind=a', test=text)
 
 
+def test_columns_that_are_called_as_masks(tmp_path):
+    edges = _ends(tmp_path / 'edges.parquet')
+    columns = {'name': NAMES, 'train_mask': [1, 0, 1, 0, 0], 'val_mask': [0.0, 1, 0, 0, 0]}
+    nodes = write_table(tmp_path / 'n.parquet', columns)
+    data = _load(edges, nodes)
+    assert data.train_mask.tolist() == [True, False, True, False, False]
+    assert data.val_mask.tolist() == [False, True, False, False, False]
+    for values, told in (
+        ([1, 2, 0, 0, 0], "in 'train_mask' of"),
+        (pa.array([*'ababa']).dictionary_encode(), "got 'a'"),
+    ):
+        nodes = write_table(tmp_path / 'n.parquet', {**columns, 'train_mask': values})
+        _refuses(edges, nodes, 'bools, or 0 and 1', told, '--train train_mask=VALUE')
+
+
 def test_what_is_refused(tmp_path):
     edges, nodes = _ends(tmp_path / 'edges.parquet'), tmp_path / 'n.parquet'
     plain = _without('label', 'split', 'is_old')
@@ -382,6 +397,20 @@ def test_columns_named_by_types(tmp_path, columns, relation, is_turned, suffix):
 def test_columns_named_against_types(tmp_path, columns, suffix):
     told = "ids of 'user' and of 'items', in this order"
     refuses(lambda: _of_users(tmp_path, columns, suffix), told, 'rename the columns')
+
+
+@pytest.mark.parametrize('suffix', ['parquet', 'csv'])
+def test_columns_of_one_type_are_not_told_by_their_place(tmp_path, suffix):
+    write_table(tmp_path / 'nodes' / 'paper.parquet', {'id': [0, 1, 2]})
+    path = tmp_path / 'edges' / f'paper__cites__paper.{suffix}'
+    path.parent.mkdir()
+    pandas.DataFrame({'cited': [2, 0], 'citing': [1, 0]}).pipe(_save, path)
+    refuses(lambda: load_source(tmp_path), "columns 'src' and 'dst'", "['cited', 'citing']")
+
+
+def _save(frame: Any, path: Path) -> None:
+    save = frame.to_csv if path.suffix == '.csv' else frame.to_parquet
+    save(path, index=False)
 
 
 @pytest.mark.parametrize(

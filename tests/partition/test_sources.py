@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graph_files import assert_same, command, whole, write_edges
+from graph_files import assert_same, command, refuses, whole, write_edges
 from hetero_graphs import hetero_graph
 from partition_files import load_part, load_shard_files
 from torch_geometric import EdgeIndex
@@ -318,6 +318,21 @@ def test_several_heterogeneous_graphs_are_one_batch(tmp_path):
     for content in _batched(graphs):
         torch.save(content, tmp_path / 'a.pt')
         assert_same(load_source(tmp_path / 'a.pt'), Batch.from_data_list(graphs))
+
+
+@pytest.mark.parametrize('is_hetero', [False, True])
+def test_splits_of_one_graph_are_refused(tmp_path, graph, is_hetero):
+    options: Any = {}
+    if is_hetero:
+        graph = FakeHeteroDataset(avg_num_nodes=20)[0]
+        options = {'edge_types': graph.edge_types[:1]}
+    splits = T.RandomLinkSplit(**options)(graph)
+    torch.save(splits, tmp_path / 'a.pt')
+    refuses(lambda: load_source(tmp_path / 'a.pt'), 'a tuple of 3 graphs', 'save the one to train')
+    torch.save([*splits], tmp_path / 'a.pt')
+    assert load_source(tmp_path / 'a.pt').num_nodes == 3 * graph.num_nodes
+    torch.save(Batch.from_data_list([*splits]), tmp_path / 'a.pt')
+    refuses(lambda: load_source(tmp_path / 'a.pt'), 'save batch.to_data_list()')
 
 
 def test_a_graph_of_the_first_version_of_pyg(tmp_path):

@@ -93,10 +93,11 @@ def columns_of_ends(
     """The columns of sources and destinations.
 
     With `types` of nodes at both ends also by the names of these; of two columns that are called
-    otherwise both.
+    otherwise both, in the order of two types.
     """
     found = _candidates(names, types)
-    if types is not None and not found and len(names) == 2 and not has_an_end(names):
+    is_of_two = types is not None and types[0] != types[1]
+    if is_of_two and not found and len(names) == 2 and not has_an_end(names):
         found = [(0, 1)]
     if len(found) > 1:
         got = ', or '.join(f"'{names[a]}' and '{names[b]}'" for a, b in found)

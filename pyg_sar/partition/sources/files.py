@@ -59,6 +59,8 @@ def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
     except pickle.UnpicklingError as error:
         match = re.search(r'GLOBAL (\S+)', str(error))
         reason = f"a pickle that needs '{match[1]}'" if match else 'a pickle that is not plain data'
+        if match and match[1].endswith('.DynamicInheritanceGetter'):  # the class of a Batch
+            reason += ': save batch.to_data_list(), a list of graphs'
         if match and match[1].startswith('numpy') and zipfile.is_zipfile(path):
             reason += f" in '{_before(path, match[1])}': save a tensor in its place"
         raise ValueError(_EXPECTED.format(path, reason)) from error

@@ -156,6 +156,8 @@ def read_nodes(
     values = values_of({**columns, **labels}, path)
     if features:
         values['x'] = _stacked([each.values for each in features.values()], scratch)
+    for name in {*MASKS} & {*values}:
+        values[name] = _as_mask(name, values, path)
     return _node_ids(table, id_, ids), values | {m: mask.result() for m, mask in masks.items()}
 
 
@@ -202,6 +204,18 @@ def _stacked(columns: list[Tensor], scratch: Scratch) -> Tensor:
     for start, stop in ranges(x.size(0)):
         torch.cat([column[start:stop] for column in columns], 1, out=x[start:stop])
     return x
+
+
+def _as_mask(name: str, values: dict[str, Any], path: Path) -> Tensor:
+    """A column that is called as a mask, of bools or of 0 and 1, as bools."""
+    column: Tensor = values[name]
+    others = values.get(f'{name}_names') or column[(column != 0) & (column != 1)].tolist()
+    if others:
+        raise ValueError(
+            f"expected bools, or 0 and 1, in '{name}' of '{path}' (got {others[0]!r}): "
+            f'--{name.removesuffix("_mask")} {name}=VALUE takes the rows with a value'
+        )
+    return column.bool()
 
 
 class _Mask:

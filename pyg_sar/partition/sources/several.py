@@ -37,6 +37,11 @@ def one_graph(content: Any) -> Any:
     graphs = [_whole(graph) for graph in content]
     if len(graphs) == 1:
         return graphs[0]
+    if isinstance(content, tuple) and len({*map(_counts, graphs)}) == 1:
+        raise ValueError(
+            f'a tuple of {len(graphs)} graphs of as many nodes, as RandomLinkSplit gives: save the '
+            'one to train on; a list of different graphs is read as all of them side by side'
+        )
     try:
         return Batch.from_data_list([*map(with_wide_ids, graphs)])
     except Exception as error:  # of graphs with other attributes, or other shapes: anything
@@ -48,6 +53,11 @@ def one_graph(content: Any) -> Any:
 
 def _is_graph(value: Any) -> bool:
     return isinstance(value, (Data, HeteroData))
+
+
+def _counts(graph: Data | HeteroData) -> tuple[Any, ...]:
+    """How many nodes there are of each type."""
+    return tuple((store._key, store.num_nodes) for store in graph.node_stores)
 
 
 def _whole(content: Any) -> Any:

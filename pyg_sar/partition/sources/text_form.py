@@ -99,11 +99,15 @@ def _is_header(
         return True
     if any(is_number(name) for name in fields):
         return False
-    if not rest or any(is_number(name) for name in rest[0]):
+    if not rest:
         return True
-    of_ends = {name for row in rest for name in row[:2]}
+    numbers, of_ends = [*map(is_number, rest[0])], {name for row in rest for name in row[:2]}
+    if any(numbers[2:]):
+        return True
     if of_ends & {*fields[:2]}:
         return False
+    if all(numbers) or (any(numbers) and fields[0] != fields[1]):  # of users and items, say
+        return True
     if ends is not None:  # n1 and n2 may be nodes, if n7 is one
         return {_without_digits(fields[end]) for end in ends}.isdisjoint(
             map(_without_digits, of_ends)
