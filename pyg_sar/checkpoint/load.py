@@ -101,6 +101,7 @@ def load_checkpoint(
             if state not in about.states:
                 raise ValueError(f"{folder} is not of this run: expected the state of '{state}'")
             saved[state] = files.read_state(folder, root, state)
+        states.check_holders(optimizer=optimizer, scheduler=scheduler, loader=loader)
         with _of_this_run(folder):
             of_states = [key for key in about.tables if key.split('.')[0] in saved]
             tables = {key: states.entry_of(key, saved) for key in of_states}

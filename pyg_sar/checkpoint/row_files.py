@@ -204,8 +204,14 @@ def _check_data(what: str, path: Path, data: Any) -> None:
         refuse_local(what)
 
 
-def _check(path: Path, values: Tensor, data: Any) -> None:
+def _check(path: Path, values: object, data: Any) -> None:
     _check_data('save_rows', path, data)
+    if not isinstance(values, Tensor):
+        raise ValueError(
+            f"expected a tensor in 'values' (got a {type(values).__name__}): "
+            'torch.as_tensor(values) is one of an array, or of a list, with a row for every node '
+            'of the whole graph'
+        )
     num_nodes = int(data.num_nodes_total)
     if values.shape[:1] != (num_nodes,):
         raise ValueError(

@@ -82,6 +82,12 @@ def save_checkpoint(
     tables: dict[str, Table] = {}
 
     def collect() -> tuple[int, Any, dict[str, Any], dict[str, Any]]:
+        for name, number in (('epoch', epoch), ('keep', keep)):
+            if not hasattr(number, '__index__'):
+                raise ValueError(f"'{name}' must be a whole number (got {number!r})")
+        if optimizer is None:
+            raise ValueError("'optimizer' must be the one that trains the model (got None)")
+        states.check_holders(optimizer=optimizer, scheduler=scheduler, loader=loader)
         if operator.index(epoch) < 0:
             raise ValueError(f"'epoch' must not be negative (got {epoch})")
         if operator.index(keep) < 1:

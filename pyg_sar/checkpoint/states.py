@@ -26,6 +26,23 @@ def plain_model(model: torch.nn.Module) -> torch.nn.Module:
     return inner
 
 
+_HOLDERS = {
+    'optimizer': "of one optimizer of torch; the state_dict() of another may go into 'extra'",
+    'scheduler': "of one scheduler of torch; the state_dict() of another may go into 'extra'",
+    'loader': 'as loaders of pyg_sar have: leave out one whose epochs begin anew',
+}
+
+
+def check_holders(**holders: object) -> None:
+    """Raises ValueError for an argument without a ``state_dict()``; None is no argument."""
+    for name, holder in holders.items():
+        if holder is not None and not hasattr(holder, 'state_dict'):
+            kind = type(holder).__name__
+            raise ValueError(
+                f"expected a state_dict() of '{name}', {_HOLDERS[name]} (got a {kind})"
+            )
+
+
 def embeddings(model: torch.nn.Module) -> dict[str, Rows]:
     """The rows of node embeddings, under the keys of the plain PyG model."""
     named = plain_model(model).named_parameters(remove_duplicate=False)

@@ -24,6 +24,7 @@ from pyg_sar.comm.ranks import cache_of, rank, world_size
 from pyg_sar.comm.row_map import RowMap, linear
 from pyg_sar.comm.vote import Agreed, agree, raise_error_on_all, raise_on_all
 from pyg_sar.utils.tensor_state import version_of
+from pyg_sar.utils.unsigned import in_dtype, signed
 
 
 def with_halo(x: Tensor, exchange: Exchange) -> Tensor:
@@ -77,7 +78,7 @@ def rows(x: Any, ids: Tensor, n_id: Tensor) -> Tensor:
     """
     row_map = _by_ids(x, ids, n_id)
     if isinstance(x, Tensor):
-        out = row_map.forward(x)
+        out = in_dtype(row_map.forward(signed(x)), x.dtype)
     else:
         picked = x.plain_rows(n_id[row_map.send_index])
         out = linear(picked, row_map.move, row_map.move_back)

@@ -9,6 +9,7 @@ OpenMP threads, but only in the thread that had started them.
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import socket
 import sys
@@ -54,8 +55,8 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
             first one that fails by itself; `error_index` is its rank. The others are ended.
         torch.multiprocessing.ProcessExitedException: If a rank ends otherwise.
         RuntimeError: If a rank ends without an error before the function returns.
-        ValueError: If `num_ranks` is less than 1, this process is a rank itself, or the function
-            cannot be had by processes that start anew.
+        ValueError: If `num_ranks` is no whole number of at least 1, this process is a rank itself,
+            or the function cannot be had by processes that start anew.
 
     Example::
 
@@ -67,6 +68,9 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
 
         losses = pyg_sar.launch(train, 4)
     """
+    if isinstance(num_ranks, bool) or not hasattr(num_ranks, '__index__'):
+        raise ValueError(f"'num_ranks' must be a whole number (got {num_ranks!r})")
+    num_ranks = operator.index(num_ranks)
     if num_ranks < 1:
         raise ValueError(f"'num_ranks' must be at least 1 (got {num_ranks})")
     if is_distributed():

@@ -20,6 +20,7 @@ from pyg_sar.comm.collectives import all_to_all_counts, exchange_bytes
 from pyg_sar.loader.attributes import AttributeRows, Values
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.shard.format import EdgeKey, NodeKey
+from pyg_sar.utils.unsigned import picked, signed
 
 _ALIGNMENT = 16
 
@@ -175,7 +176,7 @@ def send_in_pieces(parcels: Sequence[Parcel]) -> Iterator[list[Tensor]]:
             if parcel.at is None:
                 piece.copy_(part)
             else:
-                torch.index_select(parcel.rows, 0, part, out=piece)
+                torch.index_select(signed(parcel.rows), 0, part, out=signed(piece))
     received, comes = _room(parcels, of)
     came, went = ([sum(n[rank] for n in counts) for rank in ranks] for counts in (of, to))
     recv_sizes, send_sizes = _sizes(parcels, of), _sizes(parcels, to)
@@ -187,7 +188,7 @@ def _on_host(parcel: Parcel) -> Parcel:
     """Rows of a device are selected there."""
     rows, at = parcel.rows, parcel.at
     if rows.device.type != 'cpu':
-        rows = (rows if at is None else rows.index_select(0, at.to(rows.device))).cpu()
+        rows = (rows if at is None else picked(rows, 0, at.to(rows.device))).cpu()
         at = None
     return parcel._replace(rows=rows.detach(), at=at)
 

@@ -28,6 +28,7 @@ from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.read_shard import of_whole
 from pyg_sar.utils.installed import loops
 from pyg_sar.utils.tensor_state import as_bytes, version_of
+from pyg_sar.utils.unsigned import picked, signed
 
 Values = dict[str, Tensor]
 
@@ -245,14 +246,14 @@ def take(own: Tensor, row: Tensor, came: Sequence[Tensor]) -> Tensor:
             first += values.size(0)
         return out
     if own.size(0):  # a row where others come is written twice, which costs less than a second pass
-        out = own.index_select(0, row.clamp(min=0))
+        out = picked(own, 0, row.clamp(min=0))
     else:
         out = own.new_empty(row.numel(), *own.shape[1:])
     for values in came:
         index = -1 - row - first
         at = ((index >= 0) & (index < values.size(0))).nonzero().view(-1)
         rows = index.index_select(0, at).to(values.device)
-        out.index_copy_(0, at, values.index_select(0, rows).to(own.device))
+        signed(out).index_copy_(0, at, signed(picked(values, 0, rows)).to(own.device))
         first += values.size(0)
     return out
 

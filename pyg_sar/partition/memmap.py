@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.utils.nested import in_nested, leaves
+from pyg_sar.utils.unsigned import AS_SIGNED, signed
 
 Array = np.ndarray[Any, Any]
 BoolArray = npt.NDArray[np.bool_]
@@ -85,8 +86,7 @@ CHUNK_ROWS, _MOST_ROWS = 1 << 14, 1 << 17
 CHUNK_BYTES, _MOST_BYTES = 1 << 19, 1 << 23
 """Bytes per chunk of rows."""
 
-_AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-UNSIGNED = tuple(_AS_SIGNED)
+UNSIGNED = tuple(AS_SIGNED)
 """Types that torch hardly computes with."""
 
 
@@ -103,9 +103,7 @@ class RowStream:
         return chunks(self.values) if self.index is None else self._picked(self.index)
 
     def _picked(self, index: Tensor) -> Iterator[Tensor]:
-        values = self.values
-        if values.dtype in _AS_SIGNED:  # types that torch stores, but picks no rows of
-            values = values.view(_AS_SIGNED[values.dtype])
+        values = signed(self.values)
         num_rows = _rows_per_chunk(values)
         for part in torch.split(index, num_rows) if index.numel() else ():
             ids = aligned(part).to(torch.int64)
@@ -130,7 +128,7 @@ def chunks(values: Tensor) -> Iterator[Tensor]:
 
 def smallest_and_largest(ids: Tensor) -> tuple[int, int]:
     """The smallest and the largest of integers [N], at least one."""
-    parts = (p.to(torch.int64) if p.dtype in _AS_SIGNED else p for p in chunks(ids))
+    parts = (p.to(torch.int64) if p.dtype in AS_SIGNED else p for p in chunks(ids))
     bounds = [part.aminmax() for part in parts]
     return min(int(low) for low, _ in bounds), max(int(high) for _, high in bounds)
 

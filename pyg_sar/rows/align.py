@@ -17,6 +17,7 @@ from pyg_sar.rows.replicated import check_whole
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.nested import leaves
+from pyg_sar.utils.unsigned import picked
 
 _ALIKE = 'select alike in both, as in x[mask] and y[mask]'
 
@@ -88,7 +89,7 @@ def own_rows(func: Any, tensor: Tensor, dim: int, sharding: Sharding) -> Tensor:
             return for_rows(tensor)
         if size == sharding.total and sharding.has_ids():
             check_whole(func, tensor)
-            return for_rows(tensor).index_select(dim, sharding.ids(tensor.device))
+            return picked(for_rows(tensor), dim, sharding.ids(tensor.device))
     if size == sharding.total:
         refuse(
             func,

@@ -30,6 +30,7 @@ from pyg_sar.shard.read_shard import of_whole
 from pyg_sar.utils.nested import in_nested
 from pyg_sar.utils.scoped import Scoped
 from pyg_sar.utils.tensor_state import version_of
+from pyg_sar.utils.unsigned import picked
 
 
 def as_rows_of_graph(data: Any) -> Any:
@@ -140,7 +141,7 @@ def _own_of_whole(value: Tensor, dim: int, sharding: Sharding) -> Any:
     old_key, own = cache.get(value, (None, None))
     if old_key != key:
         with torch.inference_mode(False):
-            own = value.index_select(dim, sharding.ids(value.device))
+            own = picked(value, dim, sharding.ids(value.device))
         cache[value] = key, own
     return own
 

@@ -35,6 +35,7 @@ from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
+from pyg_sar.utils.unsigned import in_dtype, picked, signed
 
 _MANY_READS = 1000
 _read_at: dict[tuple[str, int] | None, set[int]] = {}
@@ -129,7 +130,7 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
         return _masked(func, many, tag(chosen, 0, sharding.times(width)), 0)
     selected, _ = masked(func, mask, sharding)
     with plainly():
-        return tag(plain(values).index_select(dim, selected.chosen(values.device)), dim, selected)
+        return tag(picked(plain(values), dim, selected.chosen(values.device)), dim, selected)
 
 
 def _unpadded(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
@@ -146,12 +147,11 @@ def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
     """Rows by ids that are rows themselves: ``x[edge_index[0]]``, ``x[parent]``."""
     with plainly():
         if isinstance(ids, NodeIds) and ids.of is values._sharding:
-            x: Tensor = plain(values).movedim(dim, 0)
+            x = signed(plain(values).movedim(dim, 0))
             if ids.shard is not None:
                 x = with_halo(x, exchange_of(ids.shard))
-            out = x.index_select(0, ids.local_index.reshape(-1)).view(
-                *ids.local_index.shape, *x.shape[1:]
-            )
+            out = x.index_select(0, ids.local_index.reshape(-1))
+            out = in_dtype(out, values.dtype).view(*ids.local_index.shape, *x.shape[1:])
         elif ids._sharding is values._sharding and all(agree(_are_places(ids))):
             out = plain(values).movedim(dim, 0).clone()  # a permutation that moves nothing
         else:

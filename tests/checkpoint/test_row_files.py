@@ -89,6 +89,29 @@ def test_nodes_of_a_type(tmp_path):
     assert np.array_equal(np.load(path), 2 * graph['author'].x.numpy())
 
 
+@pytest.mark.parametrize('dtype', ['uint16', 'uint32', 'uint64'])
+@pytest.mark.parametrize('world_size', [1, 2])
+@on_ranks(num_parts=4, by='threads')
+def test_unsigned_numbers(data, tmp_path, world_size, dtype):
+    """Torch picks no rows of these types."""
+    path, mask, want = tmp_path / 'rows.npy', data.train_mask, torch.arange(N) + 2**15
+    data.code = values = data.n_id.clone().add(2**15).to(getattr(torch, dtype))
+    pyg_sar.save_rows(path, values, data)
+    assert np.array_equal(np.load(path), want.numpy().astype(dtype))
+    assert torch.equal(pyg_sar.gather(values).long(), want)
+    assert torch.equal(pyg_sar.gather(values[mask]).long(), want[pyg_sar.gather(mask)])
+    src = data.edge_index[0]
+    assert torch.equal(pyg_sar.gather(values[src]).long(), want[pyg_sar.gather(src)])
+    whole = pyg_sar.gather(values)
+    pyg_sar.save_rows(path, whole, data)
+    assert np.array_equal(np.load(path), want.numpy().astype(dtype))
+    data.whole = whole
+    for batch in pyg_sar.NeighborLoader(data, [-1], batch_size=8):
+        assert batch.code.dtype == whole.dtype
+        assert torch.equal(batch.code.long(), want[batch.n_id])
+        assert torch.equal(batch.whole.long(), want[batch.n_id])
+
+
 @pytest.mark.parametrize('world_size', [1, 2, 3])
 @on_ranks(num_parts=6, by='threads')
 def test_rows_in_another_order(data, tmp_path, world_size):
@@ -106,6 +129,9 @@ def test_rows_in_another_order(data, tmp_path, world_size):
 WRONG: dict[str, tuple[Any, str, str]] = {  # what becomes of the values, the path, words
     'rows': (lambda v: torch.rand(39, 6) if rank() == 1 else v, 'rows.npy', 'of 40 nodes'),
     'own rows': (pyg_sar.local, 'rows.npy', 'of 40 nodes'),
+    'an array': (lambda v: np.zeros(N), 'rows.npy', 'got a ndarray): torch.as_tensor'),
+    'a list': (lambda v: [0] * 40, 'rows.npy', 'got a list): torch.as_tensor'),
+    'nothing': (lambda v: None, 'rows.npy', "expected a tensor in 'values' (got a NoneType)"),
     'types': (lambda v: v.float() if rank() == 1 else v, 'rows.npy', "same rows in 'values'"),
     'bfloat16': (Tensor.bfloat16, 'rows.npy', '.float() is one'),
     'Parquet': (Tensor.clone, 'rows.parquet', "pyarrow.parquet.write_table(table, 'rows.parquet')"),

@@ -59,6 +59,31 @@ def test_rows_are_told_what_to_save(data, tmp_path):
         save_checkpoint(tmp_path, *_run(), epoch=1, extra={'out': data.x})
 
 
+ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    'no optimizer': ({'optimizer': None}, "'optimizer' must be the one that trains .* .got None"),
+    'optimizers': ({'optimizer': [1]}, "of 'optimizer', of one .*'extra' .got a list"),
+    'schedulers': ({'scheduler': [1]}, "of 'scheduler', of one .*'extra' .got a list"),
+    'a loader': (
+        {'loader': torch.utils.data.DataLoader([1])},
+        "'loader', .*leave out .*DataLoader",
+    ),
+    'a fraction': ({'epoch': 1.0}, r"'epoch' must be a whole number .got 1\.0"),
+}
+
+
+@pytest.mark.parametrize('name', ARGUMENTS)
+def test_other_arguments_are_named(tmp_path: Path, name: str) -> None:
+    (model, optimizer), (changed, message) = _run(), ARGUMENTS[name]
+    given: dict[str, Any] = {'epoch': 1, 'optimizer': optimizer, **changed}
+    with pytest.raises(ValueError, match=message):
+        save_checkpoint(tmp_path, model, **given)
+    assert os.listdir(tmp_path) == []
+    save_checkpoint(tmp_path, model, optimizer, epoch=np.int64(1))
+    if name == 'optimizers':
+        with pytest.raises(ValueError, match=message):
+            load_checkpoint(tmp_path, model, **changed)
+
+
 SCHEDULERS = {
     'StepLR': lambda o: lr.StepLR(o, 3),
     'CosineAnnealingLR': lambda o: lr.CosineAnnealingLR(o, 10),

@@ -94,9 +94,13 @@ def _dies() -> None:
         (lambda: sys.exit(0), 2, RuntimeError, 'expected a result of rank 0'),
         (lambda: lambda: 0, 2, ProcessRaisedException, 'pickle'),
         (_dies, 0, ValueError, r"'num_ranks' must be at least 1 \(got 0"),
+        *(
+            (_dies, number, ValueError, rf"'num_ranks' must be a whole number \(got {number!r}\)")
+            for number in ('2', 2.0, True, None)
+        ),
     ],
 )
-def test_no_results(program: Any, num_ranks: int, error: type[Exception], told: str) -> None:
+def test_no_results(program: Any, num_ranks: Any, error: type[Exception], told: str) -> None:
     began = time.monotonic()
     with pytest.raises(error, match=told):
         pyg_sar.launch(program, num_ranks)
