@@ -44,34 +44,46 @@ class Met:
     def __init__(self) -> None:
         self._rounds_alike = True
         self._read_before: set[tuple[tuple[str, int], str]] = set()
-        self._coming: list[tuple[tuple[str, int], str, Tensor]] = []
+        self._coming: list[tuple[tuple[str, int], str, Tensor, Tensor | None]] = []
         self.clear()
 
     def clear(self) -> None:
         """Begins anew, after a message."""
         self.checksum = self._kept_bytes = 0
-        self._values: list[tuple[str, int, str, Any]] = []
+        self._values: list[tuple[str, int, str, Any, Tensor | None]] = []
 
-    def note_later(self, function: str, value: Tensor) -> None:
+    def note_later(self, function: str, value: Tensor, is_read: Tensor | None = None) -> None:
         """Takes note of a tensor of a device: at once on a new line, else with the gradients.
 
         To read it makes the host wait for the device, which no later step shall.
         """
         at = users_line() or ('', 0), function
         if at in self._read_before and len(self._coming) < _FEW:
-            self._coming.append((*at, value.detach().to('cpu', non_blocking=True)))
+            here = value.detach().to('cpu', non_blocking=True)
+            read = None if is_read is None else is_read.to('cpu', non_blocking=True)
+            self._coming.append((*at, here, read))
         else:
             self._read_before.add(at)
-            self.note(function, [value.detach().cpu()])
+            read = None if is_read is None else is_read.cpu()
+            self.note(function, [value.detach().cpu()], is_read=read)
 
     def arrived(self) -> None:
         """Notes what :meth:`note_later` got; the host has just waited for all of its devices."""
         coming, self._coming = self._coming, []
-        for line, function, value in coming:
-            self.note(function, [value], line)
+        for line, function, value, is_read in coming:
+            self.note(function, [value], line, is_read)
 
-    def note(self, function: str, values: list[Any], at: tuple[str, int] | None = None) -> None:
-        """Takes note of numbers, words and tensors of the host that a function of rows takes."""
+    def note(
+        self,
+        function: str,
+        values: list[Any],
+        at: tuple[str, int] | None = None,
+        is_read: Tensor | None = None,
+    ) -> None:
+        """Takes note of numbers, words and tensors of the host that a function of rows takes.
+
+        Of a table `is_read`, of its shape, says where it is read: elsewhere it may differ.
+        """
         file, line = at or users_line() or ('', 0)
         for value in values:
             is_tensor = isinstance(value, Tensor)
@@ -88,7 +100,7 @@ class Met:
                 value = value.detach().clone() if self._kept_bytes <= _ROOM else str(value.shape)
             if not isinstance(value, Tensor):
                 self.checksum = crc32(repr(value).encode(), self.checksum)
-            self._values.append((file, line, function, value))
+            self._values.append((file, line, function, value, is_read))
 
     def encoded(self) -> bytes:
         """The values as a text for other ranks."""
@@ -99,9 +111,10 @@ class Met:
         self.clear()
         of_ranks = [_by_place(decode(text)) for text in texts]
         for place in dict.fromkeys(place for of_rank in of_ranks for place in of_rank):
-            found = [(rank, of[place]) for rank, of in enumerate(of_ranks) if place in of]
-            first, value = found[0]
-            others = [(rank, other) for rank, other in found if not _is_same(value, other)]
+            found = [(rank, *of[place]) for rank, of in enumerate(of_ranks) if place in of]
+            first, value, is_read = found[0]
+            others = [(rank, _as_read(value, is_read, *other)) for rank, *other in found]
+            others = [(rank, other) for rank, other in others if not _is_same(value, other)]
             if others and all(_is_close(value, other) for _, other in others):
                 self._rounds_alike = False
             elif others:
@@ -117,16 +130,24 @@ class Met:
             warn('ranks round differently: numbers beside rows are no longer compared')
 
 
-def _by_place(values: list[tuple[str, str, Any]]) -> dict[Place, Any]:
+def _by_place(values: list[tuple[str, str, Any, Any]]) -> dict[Place, tuple[Any, Any]]:
     before: Counter[tuple[str, str]] = Counter()
     places = {}
-    for line, function, value in values:
+    for line, function, value, is_read in values:
         if isinstance(value, tuple):
             dtype, shape, numbers = value
             value = torch.tensor(numbers, dtype=dtype).view(shape)
-        places[line, function, before[line, function]] = value
+        places[line, function, before[line, function]] = value, is_read
         before[line, function] += 1
     return places
+
+
+def _as_read(value: Any, is_read: Any, other: Any, is_other_read: Any) -> Any:
+    """What another rank has; of a table only where one of the two ranks reads it."""
+    tensors = [t for t in (value, is_read, other, is_other_read) if isinstance(t, Tensor)]
+    if len(tensors) < 4 or value.dtype != other.dtype or value.shape != other.shape:
+        return other
+    return torch.where(is_read | is_other_read, other, value)
 
 
 def _is_same(value: Any, other: Any) -> bool:

@@ -24,6 +24,7 @@ from pyg_sar.rows.over_ranks import (
 )
 from pyg_sar.rows.reduce import Reduction, by_place
 from pyg_sar.rows.registry import bare_name, name_of, rule
+from pyg_sar.rows.replicated import note_table
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import (
     dims_acted_on,
@@ -145,6 +146,7 @@ def _by_places(func: Any, values: Any, index: Any, dim: int) -> Any:
     """``table.gather(0, ids)`` of a plain table, or of rows by one place for a whole row."""
     with plainly():
         if not isinstance(values, Rows):
+            note_table(func, values, lambda table: table.gather(dim, plain(index)))
             out = for_rows(values).gather(dim, plain(index))
             return tag(out, dim, index._sharding)
         others = [i for i in range(index.dim()) if i != dim]

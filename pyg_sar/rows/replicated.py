@@ -6,7 +6,7 @@ What meets rows is noted, and compared by the next message.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,7 +101,7 @@ _OF_THIS_RANK = ('requires_grad', 'retain_grad', 'grad', 'to', 'cuda')
 """Functions and attributes that say what a rank wants to know of its rows, and where they lie."""
 
 _BY_IDS = ('getitem', 'index_select', 'take', 'gather', 'take_along_dim')
-"""Functions that read places of a table. Others may hold anything, as where a function writes."""
+"""Functions that read places of a table, see :func:`note_table`."""
 
 
 def note(func: Any, args: Any, kwargs: Any) -> None:
@@ -156,6 +156,24 @@ def note_once(leaf: Tensor) -> None:
     if leaf not in seen and 0 < leaf.numel() <= LARGE and not is_hidden.value:
         seen[leaf] = version_of(leaf)
         current().met.note('Parameter', [leaf.detach().cpu()])
+
+
+def note_table(func: Any, table: Tensor, read: Callable[[Tensor], Tensor]) -> None:
+    """Takes note of a plain table that rows read, as :func:`note` does; called in ``plainly``.
+
+    `read` gives what is read of a tensor of its shape. Other places may hold anything, as those of
+    ``torch.empty``.
+    """
+    count, is_learned = table.numel(), table.requires_grad and isinstance(table, PLAIN[1])
+    if is_hidden.value or is_learned or not 0 < count <= _MOST or table.is_meta:
+        return
+    is_read = torch.zeros(count, dtype=torch.bool, device=table.device)
+    is_read[read(torch.arange(count, device=table.device).view(table.shape)).reshape(-1)] = True
+    met, name, is_read = current().met, bare_name(func), is_read.view(table.shape)
+    if table.device.type == 'cpu':
+        met.note(name, [table.detach()], is_read=is_read)
+    else:
+        met.note_later(name, table, is_read)
 
 
 def _compared(value: Any, name: str) -> Any:

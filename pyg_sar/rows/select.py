@@ -34,6 +34,7 @@ from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import rule
+from pyg_sar.rows.replicated import note_table
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
 from pyg_sar.utils.unsigned import in_dtype, picked, signed
 
@@ -221,7 +222,9 @@ def _of_plain(func: Any, values: Tensor, items: list[Any]) -> Any:
         return own_rows(func, item, item.dim() - right, sharding) if is_wide else item
 
     with plainly():
-        out = for_rows(values)[tuple(own(item) for item in items)]
+        index = tuple(own(item) for item in items)
+        note_table(func, values, lambda table: table[index])
+        out = for_rows(values)[index]
         widest = max(dim_of(items[i]) for i in tensors if isinstance(items[i], Tensor))
         return tag(out, tensors[0] + widest - right, sharding)
 

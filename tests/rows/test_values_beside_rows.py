@@ -34,6 +34,11 @@ data.x.sort(dim=1, descending=bool(r)).values; data.x @ (torch.eye(6).double() *
 torch.cat([data.x, torch.full((1, 6), r).expand(40, 6)], 1)
 torch.where(data.x > 0, data.x, float(r))
 data.x @ torch.full((6, 500), 1.0 + r, dtype=torch.float64)
+torch.arange(6).roll(r)[data.y]; torch.arange(12).roll(r).view(6, 2)[data.y, 0]
+torch.arange(12).roll(r).view(2, 6)[:, data.y]; torch.arange(6).roll(r).index_select(0, data.y)
+torch.take(torch.arange(6).roll(r), data.y); torch.arange(6).roll(r).gather(0, data.y)
+data.x[(torch.arange(6) > r)[data.y]]; torch.arange(40).roll(r)[data.edge_index[0]]
+torch.arange(9000).roll(r)[data.y]; F.embedding(data.y, torch.arange(6).roll(r).view(6, 1))
 pyg_sar.DistributedDataParallel(Scaled())(data.x, data.edge_index, torch.tensor(1.0 + r))
 """
 
@@ -76,6 +81,9 @@ def test_equal(data: Any) -> None:
     ids = torch.empty(40, dtype=torch.int64)
     ids[torch.arange(40)] = torch.arange(40)
     assert torch.equal(ids[data.y % 3], pyg_sar.gather(data.y % 3))
+    few = torch.full((2000, 2), rank())  # as torch.empty, where nobody reads it
+    few[5:8, 1] = torch.arange(3)
+    assert torch.equal(pyg_sar.gather(few[data.y % 3 + 5, 1]), pyg_sar.gather(data.y % 3))
     out.requires_grad and out.retain_grad()
     loss = F.cross_entropy(out, data.y % 3, weight=torch.tensor([0.2, math.pi, 1.0]).double())
     loss.backward()
