@@ -67,7 +67,8 @@ class Reading:
 def _analysis(call: Call) -> Plan | None:
     """The plan for one rank, or None if the function needs the edges of all ranks."""
     conv = call.conv
-    if call.as_they_are or _reads_edges(conv, call.function) or _has_hooks_inside(conv):
+    is_seen = call.writes_elsewhere or _has_hooks_inside(conv)
+    if call.as_they_are or _reads_edges(conv, call.function) or is_seen:
         return None
     try:
         return analyze(call)

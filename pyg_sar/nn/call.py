@@ -68,6 +68,7 @@ class Call:
     in_forward: bool  # whether the conv's own forward takes the result
     tensors: tuple[tuple[torch.nn.Module, str], ...]  # that it reads besides, and may change
     reads_more: bool  # whether its function may read more than the state of the conv
+    writes_elsewhere: bool  # whether it may change what is not on the conv
     # By :meth:`bind`:
     plan: Plan = field(init=False)
     arguments: Arguments = field(init=False)  # with nodes or edges in their first dimension

@@ -59,6 +59,7 @@ class Layer:
             forward runs.
         reads_more: Whether its messages may read more than this state: then how a call is computed
             is found at every call.
+        writes_elsewhere: Whether they may change what is not on the conv.
         tensors: Buffers and attributes that its messages read, by module and name.
         gives_arguments: Whether its forward is PyG's own, and no hook changes what it gives on.
         in_forward: Whether the conv's own forward runs, or a call of propagate from outside.
@@ -80,7 +81,8 @@ class Layer:
         self.agreed: dict[str, tuple[Any, list[Any]]] = {}
         self.words, self.in_forward = '', True
         self.answers: dict[str, Forward] = {}
-        self.has_own_code = self.reads_more = self.gives_arguments = False
+        self.has_own_code = self.reads_more = self.writes_elsewhere = False
+        self.gives_arguments = False
         self.tensors: tuple[TensorOf, ...] = ()
         self.plans: dict[Any, Plan] = {}
 

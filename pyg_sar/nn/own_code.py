@@ -39,7 +39,7 @@ def has_own_code(modules: Iterable[torch.nn.Module]) -> bool:
     """Whether classes or methods of modules are the program's own, or hooks of propagate."""
     for module in modules:
         values = plain_class(module), *(_method(module, name) for name in METHODS)
-        if not all(_is_of_library(value) for value in values if value is not None):
+        if not all(is_of_library(value) for value in values if value is not None):
             return True
         table = vars(module)
         if any(table[name] for name in table if name.startswith('_propagate_forward')):
@@ -56,24 +56,27 @@ def what_it_reads(modules: Iterable[torch.nn.Module]) -> tuple[bool, tuple[Tenso
     modules, tensors = [*modules], dict[TensorOf, None]()
     is_more = False
     for module in modules:
-        for function in _own_functions(module):
+        for function in own_functions(module):
             is_more |= _reads_more(function, modules, tensors)
     return is_more or bool(tensors), tuple(tensors)
 
 
-def _own_functions(module: torch.nn.Module) -> Iterator[Any]:
-    names = _OF_MESSAGES if isinstance(module, MessagePassing) else ('forward',)
+def own_functions(
+    module: torch.nn.Module, of_messages: Sequence[str] = _OF_MESSAGES
+) -> Iterator[Any]:
+    """The functions of a module that are the program's own and run in messages, or their names."""
+    names = of_messages if isinstance(module, MessagePassing) else ('forward',)
     for name in (*names, '__getattr__', '__getattribute__'):
         function = _method(module, name)
-        if function is not None and not _is_of_library(function):
+        if function is not None and not is_of_library(function):
             yield getattr(function, '__func__', function) if name in names else name
     for name, value in vars(module).items():
         is_called = callable(value) and not isinstance(value, (type, torch.nn.Module))
-        if is_called and name not in METHODS and not _is_of_library(value):
+        if is_called and name not in METHODS and not is_of_library(value):
             yield value
 
 
-def _is_of_library(value: Any) -> bool:
+def is_of_library(value: Any) -> bool:
     """Whether a class, function or module of Python is torch's, PyG's, this package's or fixed."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, '__module__', None)
     return (name or 'builtins').partition('.')[0] in _HOMES
@@ -129,7 +132,7 @@ def _has_objects(function: FunctionType) -> bool:
 def _is_known(name: str, table: dict[str, Any]) -> bool:
     value = table.get(name, getattr(builtins, name, None))
     is_fixed = isinstance(value, (ModuleType, type)) or callable(value)
-    return is_fixed and name not in _READ_ANYTHING and _is_of_library(value)
+    return is_fixed and name not in _READ_ANYTHING and is_of_library(value)
 
 
 def _own_methods(module: torch.nn.Module, name: str) -> list[FunctionType]:
@@ -137,7 +140,7 @@ def _own_methods(module: torch.nn.Module, name: str) -> list[FunctionType]:
     if name in vars(module):
         return []
     found = (vars(cls).get(name) for cls in plain_class(module).__mro__)
-    return [f for f in found if isinstance(f, FunctionType) and not _is_of_library(f)]
+    return [f for f in found if isinstance(f, FunctionType) and not is_of_library(f)]
 
 
 def _is_state(module: torch.nn.Module, name: str) -> bool:
@@ -145,9 +148,9 @@ def _is_state(module: torch.nn.Module, name: str) -> bool:
     table = vars(module)
     if name in table:
         value = table[name]
-        is_function = callable(value) and _is_of_library(value)
+        is_function = callable(value) and is_of_library(value)
         return isinstance(value, PLAIN) or is_function
     if any(name in table[names] for names in ('_buffers', '_parameters', '_modules')):
         return True
     owner = next((cls for cls in plain_class(module).__mro__ if name in vars(cls)), None)
-    return owner is None or _is_of_library(owner)
+    return owner is None or is_of_library(owner)

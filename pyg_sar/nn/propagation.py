@@ -234,6 +234,7 @@ def _call(layer: Layer, conv: MessagePassing, function: str, arguments: tuple[An
         options=options,
         in_forward=layer.in_forward,
         reads_more=layer.reads_more or _may_be_another(layer, kwargs.values()),
+        writes_elsewhere=layer.writes_elsewhere,
         tensors=layer.tensors,
     )
 

@@ -28,6 +28,7 @@ from pyg_sar.nn.layer import Layer, agree_on_forward, running, state_of_modules
 from pyg_sar.nn.narrow_exchange import gives_arguments
 from pyg_sar.nn.options import Options, Path, options_of
 from pyg_sar.nn.own_code import has_own_code, what_it_reads
+from pyg_sar.nn.own_writes import writes_elsewhere
 from pyg_sar.nn.propagation import pass_messages
 from pyg_sar.nn.side_effects import parameters_for_rows
 from pyg_sar.ops.linear import compute_by_onednn
@@ -256,6 +257,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         layer.gives_arguments = gives_arguments(self) and len(paths) == 1
         layer.has_own_code = has_own_code(layer.modules)
         layer.reads_more, layer.tensors = what_it_reads(layer.modules)
+        layer.writes_elsewhere = layer.has_own_code and writes_elsewhere(layer.modules)
 
     @property
     def sar_options(self) -> Options:

@@ -23,12 +23,15 @@ from torch.autograd import Function
 from torch_geometric.nn import MessagePassing, SumAggregation
 
 import pyg_sar
+from pyg_sar.nn.own_code import METHODS
 
 CUT = [i % 3 for i in range(60)]
 
 
 class Keeping(MessagePassing):
     """A gated, weighted neighbour, of which `keep` keeps something or has the last word."""
+
+    calls, seen = 0, list[int]()
 
     def __init__(self, keep: Callable[..., Any], aggr: Any = 'add') -> None:
         super().__init__(aggr=aggr)
@@ -94,6 +97,51 @@ KEEPS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
 }
 
 
+NUMBER, TABLE = 0, dict[str, Any](calls=0)
+
+
+def _in_a_global(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
+    global NUMBER
+    NUMBER += 1
+    return out * NUMBER
+
+
+def _tick() -> int:
+    TABLE['calls'] += 1
+    return int(TABLE['calls'])
+
+
+def _in_a_class(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
+    Keeping.calls += 1
+    return out * Keeping.calls
+
+
+def _in_a_closure() -> Callable[..., Any]:
+    count = 0
+
+    def keep(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return out * count
+
+    return keep
+
+
+def _what_is_read(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
+    out[:, 3] = 0
+    return out * 2 ** len(METHODS)
+
+
+ELSEWHERE: dict[str, Callable[[], Callable[..., Any]]] = {
+    'global': lambda: _in_a_global,
+    'function': lambda: lambda conv, gate, out: out * _tick(),
+    'mean': lambda: lambda conv, gate, out: TABLE.update(mean=gate.detach().mean()),
+    'class': lambda: _in_a_class,
+    'list of the class': lambda: lambda conv, gate, out: conv.seen.append(1),
+    'closure': _in_a_closure,
+}
+
+
 class AskingSum(SumAggregation):
     """A sum that is another one of few messages."""
 
@@ -137,6 +185,28 @@ def _steps(data: Any, wrap: Wrap, keep: str, aggr: Any = 'add', hooks: bool = Fa
 def test_what_is_kept_and_seen_is_of_one_call_of_all_edges(args: Any) -> None:
     """Also by hooks, and by an aggregation."""
     assert_alike(_steps, *args, graph=awkward_graph, cut=CUT, ranks=(3, 1))
+
+
+def _elsewhere(data: Any, wrap: Wrap, keep: str) -> list[Any]:
+    global NUMBER
+    NUMBER = Keeping.calls = TABLE['calls'] = 0
+    Keeping.seen.clear()
+    conv: Any = Keeping(ELSEWHERE[keep]()).double()
+    model, found = wrap(conv), list[Any]()
+    for _ in range(2):
+        out = model(data.x, data.edge_index, data.edge_weight)
+        F.mse_loss(out, data.x).backward()
+        found += [out.detach(), conv.lin.weight.grad.clone(), *TABLE.values()]
+    return [*found, NUMBER, Keeping.calls, len(Keeping.seen)]
+
+
+@pytest.mark.parametrize('keep', ELSEWHERE)
+def test_kept_elsewhere(keep: str) -> None:
+    assert_alike(_elsewhere, keep, graph=awkward_graph, cut=CUT, ranks=(3, 1), by='processes')
+
+
+def test_what_only_reads_elsewhere_runs_in_blocks() -> None:
+    assert run_as_threads(_paths, 3, cut_of(awkward_graph, 3, CUT), _what_is_read)[0] == ['replay']
 
 
 @pytest.mark.parametrize('keep', ['by the number', 'count elsewhere'])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,8 +88,21 @@ def test_chunks_of_wide_rows(root: Path, name: str) -> None:
     assert_exact(name, run_ranks(_of_wide_rows, 3, name, str(root), 'sequential'))
 
 
-# Not of the conv: what a message keeps there is that of all edges at once.
+# Not of the conv: what a message keeps there is that of all edges at once. And by a partial: so is
+# what a message is seen to keep elsewhere.
 NOTED = SimpleNamespace(seen=[], alive=[], messages=[])
+
+
+def _note(*edges: Tensor) -> None:
+    NOTED.seen.append(edges[0].size(0))
+    NOTED.alive.append(sum(m().size(0) for m in NOTED.messages if m() is not None))
+
+
+def _remember(*edges: Tensor) -> None:
+    NOTED.messages += map(weakref.ref, edges)
+
+
+BEFORE, AFTER = partial(_note), partial(_remember)
 
 
 class Watched(SumConv):
@@ -101,10 +115,9 @@ class Watched(SumConv):
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
         if type(x_j) is not Tensor or x_j.size(0) == NUM_EDGES:  # the run that finds what it does
             return self.lin(x_i - x_j).tanh()
-        NOTED.seen.append(x_j.size(0))
-        NOTED.alive.append(sum(m().size(0) for m in NOTED.messages if m() is not None))
+        BEFORE(x_j)
         out = self.lin(x_i - x_j).tanh()
-        NOTED.messages += [weakref.ref(x_i), weakref.ref(x_j), weakref.ref(out)]
+        AFTER(x_i, x_j, out)
         return out
 
 
