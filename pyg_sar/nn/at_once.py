@@ -191,7 +191,7 @@ def run_one_shot(plan: CallPlan, call: Call) -> Tensor:
             read = [t for t, is_read in zip(arguments, plan.are_read, strict=True) if is_read]
             read += [getattr(module(), name) for module, name in plan.parameters or ()]
             out = _WithoutEdges.apply(plain(out), *read)
-    if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
+    if not isinstance(out, Tensor):  # a tuple or dict of nodes and of edges: rows of the whole
         return out
     if across_edges and not isinstance(out, Rows):
         out = _own(call, out)
@@ -237,8 +237,8 @@ def _of_all_edges(call: Call, name: str, values: dict[str, Any]) -> dict[str, An
     if edges is None or call.move is not None:
         raise ValueError(
             f"'{name}' looks at all edges at once (it takes statistics, asks for their number or "
-            'values, keeps something of them, or has hooks): call it with rows and the edge_index '
-            'of pyg_sar.load_shard, with messages from row 0 to row 1'
+            'values, gives several tensors, keeps something of them, or has hooks): call it with '
+            'rows and the edge_index of pyg_sar.load_shard, with messages from row 0 to row 1'
         )
     sharding, num_src, num_dst = edges._sharding, edges.ends.src.total, edges.ends.dst.total
     is_flipped = edges.handle.is_flipped

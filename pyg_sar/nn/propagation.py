@@ -90,7 +90,7 @@ def pass_messages(
             out._sharding = dst
         elif type(out) is Tensor and dst is not None:
             out = tag(out, int(conv.node_dim) % out.dim(), dst)
-    else:
+    elif isinstance(out, Tensor):
         out = out if call.move is None else call.move.to_forward(out)
         out = out if edges is None else tag(out, 0, edges._sharding)
     if getattr(conv, f'_{step}_forward_hooks'):
@@ -104,7 +104,8 @@ def _updated(out: Tensor, call: Call, dst: Sharding | None, kwargs: dict[str, An
     values = call.kwargs
     if dst is not None:
         values, num_dst = values | kwargs, dst.total
-        out = tag(out, int(conv.node_dim) % out.dim(), dst)
+        if isinstance(out, Tensor):  # a tuple or dict has rows
+            out = tag(out, int(conv.node_dim) % out.dim(), dst)
     sizes = {'dim_size': num_dst, 'size_i': num_dst, 'size_j': call.num_nodes[0], 'ptr': None}
     updated: Tensor = conv.update(
         out, **conv.inspector.collect_param_data('update', sizes | values)

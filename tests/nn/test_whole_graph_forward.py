@@ -14,7 +14,8 @@ from ranks import run_as_threads
 from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import HypergraphConv, SimpleConv, aggr
+from torch_geometric.nn import HypergraphConv, MessagePassing, SimpleConv, aggr
+from torch_geometric.utils import scatter, softmax
 
 import pyg_sar
 from pyg_sar.ops import chunks
@@ -108,3 +109,55 @@ def _hypergraph_without_num_edges(root: str) -> None:
 def test_the_number_of_hyperedges_is_needed() -> None:
     """The last papers have no author, so the edges do not tell how many there are."""
     run_as_threads(_hypergraph_without_num_edges, 2, cut_of(hetero_graph, 2, 'random'))
+
+
+class _TwoResults(MessagePassing):
+    """Messages of two widths, sums and means of them, in a tuple or a dict."""
+
+    def __init__(self, kind: str, flow: str = 'source_to_target') -> None:
+        super().__init__(aggr='sum', flow=flow)
+        self.kind, self.gate, self.out = kind, torch.nn.Linear(8, 1), torch.nn.Linear(9, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        a, b = self._parts(self.edge_updater(edge_index, x=x))
+        return self.propagate(edge_index, x=x, a=a, b=b)
+
+    def _both(self, a: Tensor, b: Tensor) -> Any:
+        return {'a': a, 'b': b} if self.kind == 'dict' else (a, b)
+
+    def _parts(self, both: Any) -> Any:
+        return both.values() if self.kind == 'dict' else both
+
+    def edge_update(self, x_i: Tensor, x_j: Tensor, index: Tensor) -> Any:
+        return self._both(self.gate(x_i - x_j).tanh(), softmax(x_j[:, :1], index))
+
+    def message(self, x_i: Tensor, x_j: Tensor, a: Tensor, b: Tensor) -> Any:
+        return self._both(a * x_j, b * (x_i - x_j).norm(dim=1, keepdim=True))
+
+    def aggregate(self, inputs: Any, index: Tensor, dim_size: int) -> Any:
+        a, b = self._parts(inputs)
+        mean = scatter(b, index, 0, dim_size, 'mean')
+        return self._both(scatter(a, index, 0, dim_size, 'sum'), mean)
+
+    def update(self, inputs: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = self._parts(inputs)
+        return self.out(torch.cat([a, b], 1)), x * b
+
+
+def _two_results(data: Any, wrap: Wrap, kind: str) -> list[Any]:
+    conv = wrap(_TwoResults(kind).double())
+    x = data.x.detach().requires_grad_()
+    out, scaled = conv(x, data.edge_index)
+    (out.square().mean() + scaled.square().mean()).backward()
+    return [out.detach(), scaled.detach(), [gradient(each) for each in (x, *conv.parameters())]]
+
+
+@pytest.mark.parametrize('kind', ['tuple', 'dict'])
+def test_messages_of_several_tensors(kind: str) -> None:
+    assert_alike(_two_results, kind, graph=awkward_graph, ranks=(3, 1))
+
+
+def test_messages_of_several_tensors_along_turned_edges() -> None:
+    data = pyg_sar.load_shard(cut_of(awkward_graph, 3))
+    with pytest.raises(ValueError, match='gives several tensors'):
+        pyg_sar.SARConv(_TwoResults('tuple', 'target_to_source'))(data.x, data.edge_index)
