@@ -111,7 +111,6 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
         RuntimeError: If the ranks that have the rows are no more.
     """
     values, found, comm = [*args, *(kwargs or {}).values()], [], None
-    written = leaves((kwargs or {}).get('out'))
     lives = is_there = False
     for value in values:  # grows
         kind = type(value)
@@ -128,7 +127,9 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
             is_there = comm is not None and world is not None and comm.world() is world
             if not is_there and name_of(func) != 'shape':
                 check_lives(comm)
-    found = [value for value in found if all(value is not out for out in written)]
+    if kwargs and 'out' in kwargs:
+        written = {id(value) for value in leaves(kwargs['out'])}
+        found = [value for value in found if id(value) not in written]
     if not found or is_hidden.value or torch._C._are_functorch_transforms_active():
         return
     name = bare_name(func)

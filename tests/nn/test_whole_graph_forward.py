@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, cut_of, take_step
+from alike import Wrap, assert_alike, cut_of, gradient, take_step
 from few import few
 from graphs import awkward_graph
 from hetero_graphs import WRITES, hetero_graph
