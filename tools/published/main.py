@@ -41,13 +41,13 @@ RESULTS = Path(__file__).with_name('results.json')
 _HEAD = """\
 # Published programs
 
-What PyG's own examples and benchmarks do on pyg_sar. `make published CHECKOUT=FOLDER` takes the
-scripts from a checkout of PyG and changes the lines that [porting](porting.md) names. Each runs
+`make published CHECKOUT=FOLDER` takes examples and benchmarks from a checkout of PyG and changes
+the lines that [porting](porting.md) names. Each runs
 with plain PyG, with pyg_sar on one process that holds 3 parts, and on 3 ranks (gloo); if the
 promised lines are refused, again with the lines that the message asks for.
 
 After every step of every optimizer each parameter and gradient is compared with plain PyG's, on all
-ranks, and at the end every printed number, except times. Both must be equal to 1e-9 of the largest
+ranks, and at the end every printed number, except times. All must be equal to 1e-9 of the largest
 entry of a tensor. PyG {pyg} with its scripts of {revision}, torch {torch}. The graph is a small
 synthetic one under the dataset's name (60 to 240 nodes, uneven random parts), in double precision,
 without dropout, with few epochs and small widths.
