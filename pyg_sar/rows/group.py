@@ -48,6 +48,10 @@ hint('gather_csr gather_coo', 'write table[index] with the group of every row as
 @rule('scatter_add index_add scatter_reduce index_reduce scatter')
 def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
     name, in_place = bare_name(func), name_of(func).endswith('_')
+    if kwargs.get('alpha', 1) != 1:  # of index_add
+        source = argument(args, kwargs, 3, 'source') * kwargs['alpha']
+        others = {key: value for key, value in kwargs.items() if key not in ('alpha', 'source')}
+        return func(*args[:3], source=source, **others)
     out, dim = args[0], argument(args, kwargs, 1, 'dim') % dim_of(args[0])
     index = argument(args, kwargs, 2, 'index')
     values = argument(args, kwargs, 3, 'src', 'source', 'value')
@@ -64,7 +68,7 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
         target[index] = values
         return target
     way = _WAYS.get(reduce or '', '')
-    if not way or kwargs.get('alpha', 1) != 1:
+    if not way:
         refuse(func, 'over the rows of all ranks is known for sums, means and extrema', _GATHER)
     rows = rows_in((index, values))
     if isinstance(out, Rows) and (not rows or out._dim != dim):

@@ -23,6 +23,7 @@ from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 
 Letters = Sequence[Hashable]
 
+_MATMUL, _NAMES = '{} @ {}', 'xyzuvw'
 _ALL_PAIRS = (
     'write q @ pyg_sar.gather(k).t(), all pairs of the own rows, linear attention q @ (k.t() @ v), '
     'or torch.nn.functional.scaled_dot_product_attention(q, k, v)'
@@ -42,16 +43,18 @@ def contract(
     run: Callable[..., Any],
     *,
     broadcasting: Collection[Hashable] = (),
+    form: str = '',
 ) -> Any:
     """What ``run(*operands)`` is of the whole: rows, or plain if the result has no rows.
 
     `letters` has one for each dimension of every operand, some of which are rows; `out` has those
     of the result. Of letters in `broadcasting` an operand may have one where others have more.
+    `form` is how a program writes it, with a place for every operand.
     """
     for tensor in operands:
         if tensor.layout != torch.strided:
             refuse(func, f'and a tensor of layout {tensor.layout} is not known to be right')
-    letter = rows_letter(func, operands, letters)
+    letter = rows_letter(func, operands, letters, form, out)
     if letter is None:
         refuse(func, 'of these shapes is not known to be right')
     sharding = rows_in(operands)[0]._sharding
@@ -71,7 +74,11 @@ def contract(
 
 
 def rows_letter(
-    func: Any, operands: Sequence[Tensor], letters: Sequence[Letters]
+    func: Any,
+    operands: Sequence[Tensor],
+    letters: Sequence[Letters],
+    form: str = '',
+    out: Letters = (),
 ) -> Hashable | None:
     """The letter of the rows, None if no operand has any; refuses two of them."""
     of_rows: list[Hashable] = []
@@ -80,8 +87,30 @@ def rows_letter(
             of_rows.append(of[tensor._dim])
     for letter in of_rows:
         if letter != of_rows[0] or any(list(of).count(letter) > 1 for of in letters):
-            refuse(func, 'would pair every row with every row')
+            instead = _gathered(operands, letters, form, out) if form else ''
+            refuse(func, 'would pair every row with every row', instead)
     return of_rows[0] if of_rows else None
+
+
+def _gathered(
+    operands: Sequence[Tensor], letters: Sequence[Letters], form: str, out: Letters
+) -> str:
+    """A product where one operand keeps its rows, and every rank has all rows of the others.
+
+    Nothing for all pairs of rows of two matrices, for which there are better ways.
+    """
+    pairs = zip(operands, letters, strict=True)
+    rows = {i: of[t._dim] for i, (t, of) in enumerate(pairs) if isinstance(t, Rows)}
+    kept = next((i for i, letter in rows.items() if letter in out), min(rows))
+    if form == _MATMUL and all(letter in out for letter in rows.values()):
+        return ''
+    if any([*of].count(rows[kept]) > 1 for of in letters) or len(letters) > len(_NAMES):
+        return ''
+    names = [
+        name if i == kept or i not in rows else f'pyg_sar.gather({name})'
+        for i, name in enumerate(_NAMES)
+    ]
+    return f'write {form.format(*names)}'
 
 
 def _in_order(args: Any, kwargs: Any) -> list[Any]:
@@ -115,7 +144,8 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     batch = list(range(-max(dim_of(a), dim_of(b), 2), -2))
     out = [*batch, *of_a[-2:-1], *([of_b[-1]] if len(of_b) > 1 else [])]
     broadcasting = batch if bare_name(func).endswith('matmul') else []
-    return contract(func, (a, b), (of_a, of_b), out, run, broadcasting=broadcasting)
+    of = of_a, of_b
+    return contract(func, (a, b), of, out, run, broadcasting=broadcasting, form=_MATMUL)
 
 
 def _are_by_weights(a: Any, b: Any) -> bool:
@@ -132,7 +162,8 @@ def _of_sparse(func: Any, matrix: Tensor, rows: Rows, *options: Any) -> Any:
     if matrix.size(1) != sharding.total:
         raise RuntimeError(f'{tuple(matrix.shape)} @ {tuple(rows.shape)}: the sizes do not fit')
     if matrix.size(0) != matrix.size(1):
-        refuse(func, 'and a sparse matrix that is not square is not known to be right')
+        instead = '' if options else 'write B @ pyg_sar.gather(x)'
+        refuse(func, 'and a sparse matrix that is not square is not known to be right', instead)
     return product(func, scattered(func, matrix, sharding, sharding), rows, *options)
 
 
@@ -238,7 +269,8 @@ def _einsum(func: Any, args: Any, kwargs: Any) -> Any:
     else:
         out = [*dots, *sorted(e for e in every if isinstance(e, str) and every.count(e) == 1)]
     run = lambda *own: func(equation, *own)  # noqa: E731
-    return contract(func, operands, letters, out, run, broadcasting=every)
+    form = f'torch.einsum({equation!r}, {", ".join(["{}"] * len(operands))})'
+    return contract(func, operands, letters, out, run, broadcasting=every, form=form)
 
 
 def _spelled(text: str, num_dims: int) -> list[Hashable]:

@@ -113,7 +113,7 @@ def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], in
         refuse(
             func,
             f'from {old} to {new} would split rows, or mix them with what is before them',
-            'bring the rows to the front before, as in x.t().reshape(-1, 4)',
+            f'write pyg_sar.gather(x).reshape({", ".join(map(str, new))})',
         )
     _, count, _, dim = min(fits)  # of a whole of one row several fit
     new_sharding = base.times(count)

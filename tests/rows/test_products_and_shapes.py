@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import assert_alike, gradient
 from expressions import expressions
 from on_ranks import on_threads
 from op_run import Case, Verdict, verdict_of, whole_of
 from ranks import run_as_threads
 from torch import Tensor
+from torch_geometric.data import Data
 
+import pyg_sar
 from pyg_sar.comm.ranks import rank
 from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.rows.shapes import sharding_of_size
@@ -171,3 +174,34 @@ def test_new_tensors_are_of_the_only_space_of_their_size() -> None:
     twice = tag(torch.ones(1, 2), 0, Sharding(1, what='edges', total=2, nodes=(nodes,)))
     assert type(twice.new_zeros(2)) is Tensor  # may be meant for nodes or edges
     assert type(x.new_tensor([1.0, 2.0, 3.0])) is Tensor
+
+
+FOLLOWED = """
+x.t().index_add(1, data.edge_index[0], x[data.edge_index[1]].t(), alpha=0.5)
+x.index_add(0, data.edge_index[0], source=x[data.edge_index[1]], alpha=-2)
+(x := data.x.t()).reshape(-1, 2); x.view(20, 12)
+B @ x; torch.sparse.mm(B, x); B.to_dense() @ x; (x := pairs) @ (y := data.x); (x := pairs).mm((y := data.x))
+torch.einsum('nf,mf->nm', x, y); torch.einsum('nm,mf->nf', (x := pairs), (y := data.x))
+torch.einsum('nf,mf,md->nd', x, y, z); torch.einsum('nf,mf->f', x, y)
+"""
+
+
+def _followed(data: Any, wrap: Any, expression: str) -> list[Any]:
+    """What an expression gives, or what its error says to write."""
+    leaf = data.x.detach().requires_grad_()
+    x = y = leaf * 2
+    B = torch.arange(120.0, dtype=x.dtype).view(3, 40).to_sparse()
+    pairs = leaf @ pyg_sar.gather(leaf).t()
+    names = {'data': Data(x=x, edge_index=data.edge_index), 'x': x, 'y': y, 'z': x.sin(), 'B': B}
+    names |= {'pairs': pairs, 'torch': torch, 'pyg_sar': pyg_sar}
+    try:
+        out = eval(expression, names)
+    except ValueError as error:
+        out = eval(str(error).partition(': write ')[2], names)
+    out.square().sum().backward()
+    return [out.detach(), gradient(leaf)]
+
+
+@pytest.mark.parametrize('expression', expressions(FOLLOWED))
+def test_what_errors_say_is_right(expression: str) -> None:
+    assert_alike(_followed, expression, ranks=(2,))
