@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm.errors import in_layer, layer_and_phase, location
-from pyg_sar.comm.ranks import current
+from pyg_sar.comm.ranks import check_lives, current
 from pyg_sar.utils import hook
 from pyg_sar.utils.tensor_state import as_bytes
 
@@ -36,13 +36,14 @@ def communicates(function: Function) -> Function:
 
     @functools.wraps(forward)
     def noting(ctx: Any, *args: Any) -> Any:
-        ctx.layer = layer_and_phase.value[0]
+        ctx.layer, ctx.comm = layer_and_phase.value[0], current()
         return forward(ctx, *args)
 
     @functools.wraps(backward)
     def naming(ctx: Any, *grads: Any) -> Any:
         with in_layer(ctx.layer, 'backward'):
             try:
+                check_lives(ctx.comm)
                 return backward(ctx, *grads)
             except BaseException as error:
                 current().left_by(error)

@@ -95,8 +95,8 @@ def check_lives(comm: Comm | None) -> None:
     if comm.size > 1 and not is_group and chosen.value is not comm:
         raise RuntimeError(
             'expected the ranks that have these rows (got rows of ranks that have ended, as by '
-            'torch.distributed.destroy_process_group()): compute with them before, or call '
-            'pyg_sar.init() and pyg_sar.load_shard() again'
+            'torch.distributed.destroy_process_group()): compute with them before, backward too, '
+            'or call pyg_sar.init() and pyg_sar.load_shard() again'
         )
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from pyg_sar.comm.environment import Launched, launched
 from pyg_sar.comm.errors import end_in_a_line
+from pyg_sar.comm.new_group import timeout_of
 from pyg_sar.comm.ranks import as_timedelta, current, is_distributed
 from pyg_sar.comm.vote import agree
 from pyg_sar.launch.fast_start import THREADS, has_allocator
@@ -79,7 +80,7 @@ def init(*, interface: str | None = None, timeout: float | timedelta | None = No
     Raises:
         ValueError: If variables of the launcher are missing or contradict each other; if there is
             no such interface; if some ranks see GPUs and others none; if options are given and
-            there is a process group already.
+            there is a process group already, other than the timeout that it has.
         ConnectionError: If the ranks do not meet.
 
     Example::
@@ -90,10 +91,11 @@ def init(*, interface: str | None = None, timeout: float | timedelta | None = No
     limit = as_timedelta(timeout)
     if is_distributed():
         for name, value in (('interface', interface), ('timeout', timeout)):
-            if value is not None:
+            is_there = name == 'timeout' and limit == timeout_of(dist.group.WORLD)
+            if value is not None and not is_there:
                 raise ValueError(
                     f"'{name}' must be given before there is a process group (got {value!r} and a "
-                    f'group of {current().size} ranks)'
+                    f'group of {current().size} ranks): write pyg_sar.init() here'
                 )
     else:
         start = launched(os.environ)

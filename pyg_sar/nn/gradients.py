@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm.collectives import all_reduce_sum, await_device
-from pyg_sar.comm.ranks import world_size
+from pyg_sar.comm.ranks import check_lives, current, world_size
 from pyg_sar.nn.averager import MIB, PARTED, Averager
 from pyg_sar.nn.batch_norm import RunningStatistics
 from pyg_sar.nn.buckets import SUM
@@ -217,9 +217,10 @@ class _Entry:
     """The hook of a module's output, one of this library by its class: a backward comes there."""
 
     def __init__(self, gradients: Gradients, forward: str) -> None:
-        self.gradients, self.forward = ref(gradients), forward
+        self.gradients, self.forward, self._comm = ref(gradients), forward, current()
 
     def __call__(self, grad: Tensor) -> None:
+        check_lives(self._comm)
         gradients = self.gradients()
         if gradients is not None and gradients.is_alive:
             gradients._passed.add(self.forward)

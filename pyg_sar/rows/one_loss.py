@@ -35,7 +35,7 @@ from pyg_sar.comm.collectives import (
     sum_and_count,
     torch_apply,
 )
-from pyg_sar.comm.ranks import check_own, current, world_size
+from pyg_sar.comm.ranks import check_lives, check_own, current, world_size
 from pyg_sar.rows.end_of_backward import started
 from pyg_sar.rows.replicated import note_alike, note_once
 from pyg_sar.rows.rows import Rows
@@ -98,11 +98,12 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, is_divided: bool) -> Tensor:
-        ctx.is_divided = is_divided
+        ctx.is_divided, ctx.comm = is_divided, current()
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        check_lives(ctx.comm)
         if not ctx.is_divided:
             return grads[0] * world_size(), None
         started()  # a loss of all ranks, which need not depend on a model on this one

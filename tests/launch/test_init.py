@@ -74,6 +74,17 @@ def _after_a_group(makes_it: bool) -> Process:
     return pyg_sar.init()
 
 
+def _with_a_timeout() -> int:
+    pyg_sar.init(timeout=20)
+    with pytest.raises(ValueError, match=r'write pyg_sar.init\(\) here'):
+        pyg_sar.init(timeout=21)
+    return pyg_sar.init(timeout=20).world_size
+
+
+def test_twice_with_one_timeout() -> None:
+    assert pyg_sar.launch(_with_a_timeout, 2) == [2, 2]
+
+
 def _joined() -> None:
     lines: list[str] = []
     handler = logging.Handler()

@@ -76,18 +76,22 @@ out.mean(); (out.argmax(1) == data.y).double().mean(); data.x.sum(0); data.x.max
 F.cross_entropy(out[data.train_mask], data.y[data.train_mask]); data.y.unique(); out * 2
 pyg_sar.gather(out); pyg_sar.gather(data.edge_index); model(data.x, data.edge_index)
 degree(data.edge_index[1]); pyg_sar.negative_sampling(data.edge_index)
+losses[0].backward(); losses[1].backward(); losses[2].backward()
 """
 
 
 def _ended(root: str, begins_again: bool) -> dict[str, str]:
     data = pyg_sar.load_shard(root)
     model = pyg_sar.DistributedDataParallel(SAGEConv(6, 3).double())
-    out = model(data.x, data.edge_index).detach()
+    out = model(data.x, data.edge_index)
+    lin = pyg_sar.DistributedDataParallel(torch.nn.Linear(6, 3).double())
+    batch = pyg_sar.local(data.x)
+    losses, out = [each.square().mean() for each in (out, lin(data.x), lin(batch))], out.detach()
     store, rank, size = dist.FileStore(f'{root}-again'), dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     if begins_again:
         dist.init_process_group('gloo', store=store, rank=rank, world_size=size)
-    names = NAMES | {'data': data, 'model': model, 'out': out}
+    names = NAMES | {'data': data, 'model': model, 'out': out, 'losses': losses}
     found = {use: attempt(eval, use, names) for use in expressions(USES)}
     assert out.shape == (40, 3)
     assert isinstance(pyg_sar.local(out), torch.Tensor)

@@ -180,7 +180,8 @@ FOLLOWED = """
 x.t().index_add(1, data.edge_index[0], x[data.edge_index[1]].t(), alpha=0.5)
 x.index_add(0, data.edge_index[0], source=x[data.edge_index[1]], alpha=-2)
 (x := data.x.t()).reshape(-1, 2); x.view(20, 12)
-B @ x; torch.sparse.mm(B, x); B.to_dense() @ x; (x := pairs) @ (y := data.x); (x := pairs).mm((y := data.x))
+B @ x; torch.sparse.mm(B, x); B.to_dense() @ x
+(x := pairs) @ (y := data.x); (x := pairs).mm((y := data.x))
 torch.einsum('nf,mf->nm', x, y); torch.einsum('nm,mf->nf', (x := pairs), (y := data.x))
 torch.einsum('nf,mf,md->nd', x, y, z); torch.einsum('nf,mf->f', x, y)
 """
