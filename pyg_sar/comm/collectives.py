@@ -43,9 +43,9 @@ def communicates(function: Function) -> Function:
     def naming(ctx: Any, *grads: Any) -> Any:
         with in_layer(ctx.layer, 'backward'):
             try:
-                check_lives(ctx.comm)
                 return backward(ctx, *grads)
             except BaseException as error:
+                check_lives(ctx.comm)
                 current().left_by(error)
                 raise
 

@@ -35,6 +35,7 @@ from pyg_sar.comm.collectives import (
     sum_and_count,
     torch_apply,
 )
+from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import check_lives, check_own, current, world_size
 from pyg_sar.rows.end_of_backward import started
 from pyg_sar.rows.replicated import note_alike, note_once
@@ -57,7 +58,7 @@ def for_rows(value: Any) -> Any:
     is_mean = is_leaf and is_averaged(value)
     if is_leaf and not is_mean:
         note_once(value)
-    out: Any = _Scaled.apply(value, False) if is_mean else _SumInBackward.apply(value)
+    out: Any = _Scaled.apply(value, comm, False) if is_mean else _SumInBackward.apply(value)
     out._is_for_rows = True
     return out
 
@@ -81,13 +82,13 @@ def is_averaged(*leaves: Tensor) -> bool:
 
 def of_batches(tensor: Tensor) -> Tensor:
     """What a rank has by itself, for a function of all ranks: a parameter, or rows of its batch."""
-    out: Tensor = _Scaled.apply(tensor, False) if _learns(tensor) else tensor
+    out: Tensor = _Scaled.apply(tensor, current(), False) if _learns(tensor) else tensor
     return out
 
 
 def read_alone(tensor: Tensor) -> Tensor:
     """Rows that a rank reads by itself, for a loss of its own, or for one of all ranks."""
-    out: Tensor = _Scaled.apply(tensor, True) if _learns(tensor) else tensor
+    out: Tensor = _Scaled.apply(tensor, current(), True) if _learns(tensor) else tensor
     return out
 
 
@@ -97,17 +98,18 @@ class _Scaled(torch.autograd.Function):
     apply = torch_apply
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, is_divided: bool) -> Tensor:
-        ctx.is_divided, ctx.comm = is_divided, current()
+    def forward(ctx: Any, tensor: Tensor, comm: Comm, is_divided: bool) -> Tensor:
+        ctx.comm, ctx.is_divided = comm, is_divided
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        check_lives(ctx.comm)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        if current() is not ctx.comm:
+            check_lives(ctx.comm)
         if not ctx.is_divided:
-            return grads[0] * world_size(), None
+            return grads[0] * ctx.comm.size, None, None
         started()  # a loss of all ranks, which need not depend on a model on this one
-        return per_rank(grads[0].clone()), None
+        return per_rank(grads[0].clone()), None, None
 
 
 @communicates
