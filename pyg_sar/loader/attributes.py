@@ -21,12 +21,13 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.comm.vote import agree, check_equal
 from pyg_sar.rows.align import brought
 from pyg_sar.rows.from_data import as_local
-from pyg_sar.rows.rows import Rows
+from pyg_sar.rows.rows import Rows, plain, plainly
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.read_shard import of_whole
 from pyg_sar.utils.installed import loops
+from pyg_sar.utils.nested import PLAIN
 from pyg_sar.utils.tensor_state import as_bytes, version_of
 from pyg_sar.utils.unsigned import picked, signed
 
@@ -130,16 +131,27 @@ class Unchanged:
 
     def check(self) -> None:
         """Raises a RuntimeError if an attribute was replaced, or changed in place."""
-        before, now = self._before, self._now(self._data)
-        for at in (*before, *now):
-            (old, version), (new, newer) = (there.get(at, (None, None)) for there in (before, now))
-            if old is not new or version != newer:
+        now = self._now(self._data)
+        for at, (old, version) in self._before.items():  # no rank has sent rows of new ones
+            new, newer = now.get(at, (None, None))
+            if version != newer or not (old is new or _are_same(old, new)):
                 raise RuntimeError(
                     f"expected data that stays as it is while an epoch runs (got another '{at[1]}'"
                     f'{_of(at[0])}): ranks have sent rows of later batches; change data between '
                     'epochs, or keep what changes outside of data and read '
                     'pyg_sar.gather(values)[batch.n_id]'
                 )
+
+
+def _are_same(old: Any, new: Any) -> bool:
+    """Whether values are equal, tensors of the same memory, as after ``data.to(device)``."""
+    if isinstance(old, (*PLAIN, list, tuple)):
+        return type(old) is type(new) and bool(old == new)
+    if type(old) is not type(new) or not isinstance(old, Tensor) or old.layout != torch.strided:
+        return False
+    with plainly():
+        of_both = ((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in map(plain, (old, new)))
+        return len({*of_both}) == 1
 
 
 def _version(value: Any) -> object:

@@ -21,6 +21,10 @@ class ClassSwap(type):
         """Of a kind the object itself, of a joint class a new object of the plain class."""
         return _called(cls)(*args, **kwargs)
 
+    def __setattr__(cls, name: str, value: Any) -> None:
+        """Sets an attribute, as by ``type(self).count += 1``: of a joint class on the plain one."""
+        type.__setattr__(getattr(cls, '_plain_class', cls), name, value)
+
     @property
     def __signature__(cls) -> inspect.Signature:
         return inspect.signature(_called(cls))

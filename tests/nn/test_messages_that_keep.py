@@ -127,9 +127,44 @@ def _in_a_closure() -> Callable[..., Any]:
     return keep
 
 
+class Meter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    def __enter__(self) -> None:
+        self()
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+METER, SCALES = Meter(), [1.0, 0.5]
+
+
+def _in_a_meter(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
+    with METER:
+        return out * METER()
+
+
+def _in_a_default(conv: Any, gate: Tensor, out: Tensor, seen: Any = []) -> Tensor:  # noqa: B006
+    seen.append(1)
+    return out * len(seen)
+
+
+def _in_its_class(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
+    type(conv).calls += 1
+    return out * conv.calls
+
+
 def _what_is_read(conv: Any, gate: Tensor, out: Tensor) -> Tensor:
-    out[:, 3] = 0
-    return out * 2 ** len(METHODS)
+    out[:, 3], parts = 0, []
+    for scale in SCALES:
+        parts.append(torch.add(out, scale))
+    return sum(parts) * 2 ** len(METHODS)
 
 
 ELSEWHERE: dict[str, Callable[[], Callable[..., Any]]] = {
@@ -137,6 +172,9 @@ ELSEWHERE: dict[str, Callable[[], Callable[..., Any]]] = {
     'function': lambda: lambda conv, gate, out: out * _tick(),
     'mean': lambda: lambda conv, gate, out: TABLE.update(mean=gate.detach().mean()),
     'class': lambda: _in_a_class,
+    'its class': lambda: _in_its_class,
+    'object': lambda: _in_a_meter,
+    'default': lambda: _in_a_default,
     'list of the class': lambda: lambda conv, gate, out: conv.seen.append(1),
     'closure': _in_a_closure,
 }
@@ -189,7 +227,8 @@ def test_what_is_kept_and_seen_is_of_one_call_of_all_edges(args: Any) -> None:
 
 def _elsewhere(data: Any, wrap: Wrap, keep: str) -> list[Any]:
     global NUMBER
-    NUMBER = Keeping.calls = TABLE['calls'] = 0
+    NUMBER = Keeping.calls = TABLE['calls'] = METER.calls = 0
+    _in_a_default.__defaults__[0].clear()  # type: ignore[index]
     Keeping.seen.clear()
     conv: Any = Keeping(ELSEWHERE[keep]()).double()
     model, found = wrap(conv), list[Any]()
@@ -197,7 +236,7 @@ def _elsewhere(data: Any, wrap: Wrap, keep: str) -> list[Any]:
         out = model(data.x, data.edge_index, data.edge_weight)
         F.mse_loss(out, data.x).backward()
         found += [out.detach(), conv.lin.weight.grad.clone(), *TABLE.values()]
-    return [*found, NUMBER, Keeping.calls, len(Keeping.seen)]
+    return [*found, NUMBER, Keeping.calls, len(Keeping.seen), METER.calls]
 
 
 @pytest.mark.parametrize('keep', ELSEWHERE)
