@@ -152,7 +152,7 @@ class _Function:
         """The functions of the program that it may call."""
         for node in self._nodes:
             if isinstance(node, ast.Attribute):
-                owner = self._object(node.value)
+                owner = self._found(node.value)
                 is_own = isinstance(node.value, ast.Name) and node.value.id == self._self
                 if is_own or (isinstance(node.value, ast.Call) and self._self):  # of super()
                     for cls in plain_class(self._module).__mro__:
@@ -167,12 +167,12 @@ class _Function:
                     for name in _CALLED:
                         yield from self._of(inspect.getattr_static(value, name, None), True)
 
-    def _object(self, node: Any) -> Any:
+    def _found(self, node: Any) -> Any:
         """The object that an expression of names and attributes is, if it is from outside."""
         if isinstance(node, ast.Name):
             return None if node.id in self._own else self._value(node.id)
         if isinstance(node, ast.Attribute):
-            owner = self._object(node.value)
+            owner = self._found(node.value)
             return None if owner is None else inspect.getattr_static(owner, node.attr, None)
         return None
 

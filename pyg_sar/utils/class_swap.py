@@ -25,6 +25,10 @@ class ClassSwap(type):
         """Sets an attribute, as by ``type(self).count += 1``: of a joint class on the plain one."""
         type.__setattr__(getattr(cls, '_plain_class', cls), name, value)
 
+    def __delattr__(cls, name: str) -> None:
+        """Deletes one there."""
+        type.__delattr__(getattr(cls, '_plain_class', cls), name)
+
     @property
     def __signature__(cls) -> inspect.Signature:
         return inspect.signature(_called(cls))

@@ -203,12 +203,12 @@ def _negatives_of_a_conv(root: str, is_undirected: bool) -> Tensor:
     random.seed(dist.get_rank())
     data = pyg_sar.load_shard(root)
     conv = pyg_sar.SARConv(_conv(is_undirected=is_undirected, neg_sample_ratio=2.0))
-    drawn = []
+    drawn, draw = [], SuperGATConv.negative_sampling
     with mock.patch.object(
         type(conv),
         'negative_sampling',
         autospec=True,
-        side_effect=lambda *args: drawn.append(SuperGATConv.negative_sampling(*args)) or drawn[0],
+        side_effect=lambda *args: drawn.append(draw(*args)) or drawn[0],
     ):
         conv(data.x, data.edge_index)
     (pairs,) = drawn
