@@ -16,7 +16,7 @@ import dis
 import inspect
 import textwrap
 from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -69,9 +69,10 @@ class _Function:
         self, function: FunctionType, module: torch.nn.Module, is_outside: bool = False
     ) -> None:
         self._module, self._globals = module, {**vars(builtins), **function.__globals__}
-        self._cells = inspect.getclosurevars(function).nonlocals
         self.key = function.__code__, is_outside
         code = function.__code__
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        self._cells = {name: _content(cell) for name, cell in cells if name != '__class__'}
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
             self._nodes, self._unread = [*ast.walk(tree)], frozenset[str]()
@@ -101,8 +102,7 @@ class _Function:
 
     def writes(self) -> bool:
         """Whether it writes to what is from outside."""
-        declared = (node for node in self._nodes if isinstance(node, (ast.Global, ast.Nonlocal)))
-        if any(True for _ in declared):
+        if any(isinstance(node, (ast.Global, ast.Nonlocal)) for node in self._nodes):
             return True
         if any(map(_changes, self._unread)):
             values = (self._value(name) for name in self._unread)
@@ -181,6 +181,13 @@ class _Function:
             value, is_outside = value.__func__, not isinstance(value, staticmethod)
         if isinstance(value, FunctionType) and not is_of_library(value):
             yield _Function(value, self._module, is_outside)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # of a name that is set later
+        return None
 
 
 def _stores(code: CodeType) -> Iterator[str]:
