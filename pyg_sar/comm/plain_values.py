@@ -82,7 +82,7 @@ class Met:
     ) -> None:
         """Takes note of numbers, words and tensors of the host that a function of rows takes.
 
-        Of a table `is_read`, of its shape, says where it is read: elsewhere it may differ.
+        Of a table `is_read`, which broadcasts to it, says where: elsewhere it may differ.
         """
         file, line = at or users_line() or ('', 0)
         for value in values:

@@ -146,7 +146,7 @@ def _by_places(func: Any, values: Any, index: Any, dim: int) -> Any:
     """``table.gather(0, ids)`` of a plain table, or of rows by one place for a whole row."""
     with plainly():
         if not isinstance(values, Rows):
-            note_table(func, values, lambda table: table.gather(dim, plain(index)))
+            note_table(func, values, lambda places: places.gather(dim, plain(index)))
             out = for_rows(values).gather(dim, plain(index))
             return tag(out, dim, index._sharding)
         others = [i for i in range(index.dim()) if i != dim]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -159,18 +160,23 @@ def note_once(leaf: Tensor) -> None:
         current().met.note('Parameter', [leaf.detach().cpu()])
 
 
-def note_table(func: Any, table: Tensor, read: Callable[[Tensor], Tensor]) -> None:
+def note_table(
+    func: Any, table: Tensor, read: Callable[[Tensor], Tensor], dims: int | None = None
+) -> None:
     """Takes note of a plain table that rows read, as :func:`note` does; called in ``plainly``.
 
-    `read` gives what is read of a tensor of its shape. Other places may hold anything, as those of
-    ``torch.empty``.
+    `read` gives what is read of a tensor of its shape, or of its first `dims` dimensions. Other
+    places may hold anything, as those of ``torch.empty``.
     """
-    count, is_learned = table.numel(), table.requires_grad and isinstance(table, PLAIN[1])
+    count, is_learned = table.numel(), table.requires_grad and isinstance(table, torch.nn.Parameter)
     if is_hidden.value or is_learned or not 0 < count <= _MOST or table.is_meta:
         return
-    is_read = torch.zeros(count, dtype=torch.bool, device=table.device)
-    is_read[read(torch.arange(count, device=table.device).view(table.shape)).reshape(-1)] = True
-    met, name, is_read = current().met, bare_name(func), is_read.view(table.shape)
+    shape = table.shape[:dims]
+    places = torch.arange(prod(shape), device=table.device).view(shape)
+    is_read = torch.zeros_like(places, dtype=torch.bool)
+    is_read.view(-1)[read(places).reshape(-1)] = True
+    is_read = is_read.view(*shape, *[1] * (table.dim() - len(shape)))
+    met, name = current().met, bare_name(func)
     if table.device.type == 'cpu':
         met.note(name, [table.detach()], is_read=is_read)
     else:

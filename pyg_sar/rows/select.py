@@ -223,7 +223,11 @@ def _of_plain(func: Any, values: Tensor, items: list[Any]) -> Any:
 
     with plainly():
         index = tuple(own(item) for item in items)
-        note_table(func, values, lambda table: table[index])
+        read = index  # all of a dimension behind it is read, too
+        while type(read[-1]) is slice and read[-1] == slice(None):
+            read = read[:-1]
+        dims = sum(map(dims_used, read))
+        note_table(func, values, lambda places: places[read], dims)
         out = for_rows(values)[index]
         widest = max(dim_of(items[i]) for i in tensors if isinstance(items[i], Tensor))
         return tag(out, tensors[0] + widest - right, sharding)
