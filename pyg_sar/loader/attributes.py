@@ -265,7 +265,7 @@ def take(own: Tensor, row: Tensor, came: Sequence[Tensor]) -> Tensor:
         index = -1 - row - first
         at = ((index >= 0) & (index < values.size(0))).nonzero().view(-1)
         rows = index.index_select(0, at).to(values.device)
-        signed(out).index_copy_(0, at, signed(picked(values, 0, rows)).to(own.device))
+        signed(out).index_copy_(0, at, signed(values).index_select(0, rows).to(own.device))
         first += values.size(0)
     return out
 

@@ -67,8 +67,9 @@ class Reading:
 def _analysis(call: Call) -> Plan | None:
     """The plan for one rank, or None if the function needs the edges of all ranks."""
     conv = call.conv
-    is_seen = call.writes_elsewhere or _has_hooks_inside(conv)
-    if call.as_they_are or _reads_edges(conv, call.function) or is_seen:
+    if call.as_they_are or call.writes_elsewhere:
+        return None
+    if _reads_edges(conv, call.function) or _has_hooks_inside(conv):
         return None
     try:
         return analyze(call)

@@ -16,6 +16,7 @@ import dis
 import inspect
 import textwrap
 from collections.abc import Iterable, Iterator
+from functools import cache
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -73,12 +74,7 @@ class _Function:
         code = function.__code__
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         self._cells = {name: _content(cell) for name, cell in cells if name != '__class__'}
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-            self._nodes, self._unread = [*ast.walk(tree)], frozenset[str]()
-        except (OSError, SyntaxError):  # of code that was given to exec, or a lambda in a table
-            self._unread = frozenset((*code.co_names, *code.co_freevars, *_stores(code)))
-            self._nodes = [ast.Name(name) for name in self._unread]
+        self._nodes, self._unread = _source_of(code)
         self._own = {*code.co_varnames, *code.co_cellvars} - {*code.co_freevars}
         self._self = code.co_varnames[0] if code.co_argcount else ''
         defaults = function.__defaults__ or ()
@@ -183,6 +179,16 @@ class _Function:
             yield _Function(value, self._module, is_outside)
 
 
+@cache  # as the state of a conv may be another one in every forward
+def _source_of(code: CodeType) -> tuple[list[ast.AST], frozenset[str]]:
+    """The nodes of a function's source; without a source its names, and kinds of writes."""
+    try:
+        return [*ast.walk(ast.parse(textwrap.dedent(inspect.getsource(code))))], frozenset()
+    except (OSError, SyntaxError):  # of code that was given to exec, or a lambda in a table
+        unread = frozenset((*code.co_names, *code.co_freevars, *_stores(code)))
+        return [ast.Name(name) for name in unread], unread
+
+
 def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
@@ -206,7 +212,7 @@ def _may_change(value: Any) -> bool:
         return not is_of_library(value)
     if isinstance(value, (list, dict, set, bytearray)):
         return True
-    if value is None or isinstance(value, (*PLAIN, torch.dtype, torch.device, tuple, frozenset)):
+    if isinstance(value, (*PLAIN, torch.dtype, torch.device, tuple, frozenset)):
         return False
     if isinstance(value, (FunctionType, MethodType, property, classmethod, staticmethod)):
         return False

@@ -82,20 +82,22 @@ def read_shard(
     for node_key, nodes in meta.nodes.items():
         ids = [part.n_id[node_key] for part in parts]
         n_id, join = _cat(ids), partial(_in_order, ids) if whole_graph else _cat
-        attrs = {n: join([part.node_attrs[node_key][n] for part in parts]) for n in nodes.attrs}
+        names = sorted(nodes.attrs, key=lambda name: name != 'x')  # whose rows PyG counts
+        attrs = {n: join([part.node_attrs[node_key][n] for part in parts]) for n in names}
         if whole_graph:
             _check_each_once(root, 'nodes', n_id)
             n_id = torch.arange(n_id.numel())
         store = data if node_key is None else data[node_key]
-        first = {name: attrs[name] for name in ('x',) if name in attrs}  # PyG counts its rows
-        _put(store, {'num_nodes_total': nodes.num_nodes, **first, **attrs, 'n_id': n_id})
-        _put(store, {**({} if nodes.is_counted else {'num_nodes': n_id.numel()}), **nodes.extra})
+        _put(store, {'num_nodes_total': nodes.num_nodes, **attrs, 'n_id': n_id})
+        if not nodes.is_counted:
+            store['num_nodes'] = n_id.numel()
+        _put(store, nodes.extra)
         vars(data.stores[0] if node_key is None else store)['_graph'] = meta.graph
-        names = node_names_file('', node_key).as_posix()
-        if names in meta.checksums:
+        file = node_names_file('', node_key).as_posix()
+        if file in meta.checksums:
             if verify:
-                check_files(root, meta, [names])
-            store[NODE_NAMES] = NodeNames(own_file(root, root / names))
+                check_files(root, meta, [file])
+            store[NODE_NAMES] = NodeNames(own_file(root, root / file))
     for edge_key, edges in meta.edges.items():
         shard, edge_index, runs = _join(parts, edge_key, meta, root, rank, world_size)
         ids = [part.index[edge_key]['e_id'] for part in parts]
