@@ -63,7 +63,7 @@ def grace(data: Data, model: Model, slow: Model) -> Tensor:
     one, two = (F.normalize(model.head(model(*view(data)))) / 0.7 for _ in range(2))
     losses = []
     for z, other in ((one, two), (two, one)):
-        scores = torch.cat([z @ pyg_sar.gather(side).t() for side in (z, other)], dim=1)
+        scores = torch.cat([z @ side.t() for side in (z, other)], dim=1)
         losses.append((scores.logsumexp(dim=1) - (z * other).sum(dim=1)).mean())
     return losses[0] + losses[1]
 

@@ -61,7 +61,6 @@ def test():
     z, _, _ = model(data.x, data.edge_index)
     known, other = data.train_mask, data.test_mask
     sets = z[known], data.y[known], z[other], data.y[other]
-    sets = map(pyg_sar.gather, sets)  # sar
     return [model.test(*sets, max_iter=150)]
 
 

@@ -82,7 +82,7 @@ def rows(x: Any, ids: Tensor, n_id: Tensor) -> Tensor:
     else:
         picked = x.plain_rows(n_id[row_map.send_index])
         out = linear(picked, row_map.move, row_map.move_back)
-    return out.view(*ids.shape, *out.shape[1:])
+    return out.view((*ids.shape, *out.shape[1:]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -137,11 +137,17 @@ class Averager:
         if grad.requires_grad and self.is_last:
             return only_once(mean_of_ranks(grad.detach()), grad)
         self.enter(p)
-        if self.accumulates or grad.requires_grad:
+        if grad.requires_grad:
+            raise RuntimeError(
+                f'torch.autograd.grad of a parameter of shape {tuple(p.shape)} takes no '
+                'create_graph=True: on a graph that is cut pyg_sar computes no second derivatives; '
+                'first-order forms (FOMAML, Reptile) are exact'
+            )
+        if self.accumulates:
             raise RuntimeError(
                 'torch.autograd.grad would give the share of one rank of the gradient of a '
-                f'parameter of shape {tuple(p.shape)}, as with create_graph=True and in no_sync() '
-                'nothing is summed: call loss.backward() and read .grad'
+                f'parameter of shape {tuple(p.shape)}, as in no_sync() nothing is summed: call '
+                'loss.backward() and read .grad'
             )
         self._asked[p] = grad.clone(memory_format=torch.contiguous_format)
         return self._asked[p]  # whole when this backward ends

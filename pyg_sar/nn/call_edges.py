@@ -172,7 +172,7 @@ def is_generated(conv: MessagePassing, function: str) -> bool:
 
 def dst_sharding(conv: MessagePassing, edges: EdgeIndex) -> Sharding:
     """The nodes that messages along the edges go to."""
-    is_against = edges.handle.is_flipped != (conv.flow != 'source_to_target')
+    is_against = edges._handle.is_flipped != (conv.flow != 'source_to_target')
     return edges.ends.src if is_against else edges.ends.dst
 
 

@@ -126,7 +126,7 @@ def agree_on_forward(
     ranks if the forwards differ or the inputs of one are wrong.
     """
     layer = conv._sar
-    shards = [edges[0].handle.shard] if len(edges) == 1 else shards_of(edges)
+    shards = [edges[0]._handle.shard] if len(edges) == 1 else shards_of(edges)
     kind: Any = (
         in_forward,
         torch.is_grad_enabled(),

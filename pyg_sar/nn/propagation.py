@@ -154,7 +154,7 @@ def _planned(
     call.reads_tables = plan.reads_tables
     if draws is not None:
         edges = arguments[0]
-        handle = edges.handle if isinstance(edges, EdgeIndex) else edges
+        handle = edges._handle if isinstance(edges, EdgeIndex) else edges
         ids = ids_of_edges(handle, call.move, call.plan) if plan.drops else None
         call.drop_by_edge(draws, ids)
     if plan.parameters is None:
@@ -177,7 +177,7 @@ def _call(layer: Layer, conv: MessagePassing, function: str, arguments: tuple[An
     against = conv.flow != 'source_to_target'
     at = not against or is_generated(conv, function)  # which entry of a pair targets have
     if isinstance(edge_index, EdgeIndex):
-        edges, handle = edge_index, edge_index.handle
+        edges, handle = edge_index, edge_index._handle
         ends = edges.ends.src, edges.ends.dst
         for name in per_edge:
             if kwargs[name] is not None and _is_read_as_it_is(kwargs[name], edges):

@@ -86,15 +86,16 @@ def why_refused(module: torch.nn.Module) -> str | None:
             own = base.__dict__.get(method)
             # PyG replaces it on the class by one it generates in a module of that name.
             if own is not None and not own.__module__.endswith(f'_{method}'):
-                return f"it overrides '{method}'"
+                return f"it overrides '{method}': write that in forward, before or after it"
     for function in ('message', 'aggregate', 'edge_update', 'update'):
         for arg in module.inspector.get_param_names(function):
             of_edges = arg in (*_EDGES, 'edge_index_j')
             if arg in _BLOCK_LOCAL_ARGS or (function == 'update' and of_edges):
-                return f"its '{function}' reads '{arg}', which is a block's own here"
+                instead = ': write that in forward, after propagate' * (function == 'update')
+                return f"its '{function}' reads '{arg}', which is a block's own here{instead}"
             of_edges = arg == 'index' or (arg[-2:] in ('_i', '_j') and arg[:-2] != 'size')
             if function == 'update' and of_edges:
-                return f"its 'update' reads '{arg}', one row per edge"
+                return f"its 'update' reads '{arg}', one row per edge: reduce it in message"
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from pyg_sar.rows.one_loss import for_rows
-from pyg_sar.rows.over_ranks import fetched
-from pyg_sar.rows.registry import BROADCAST, Rule, name_of, rule, signature_of
+from pyg_sar.rows.over_ranks import fetched, in_one_place
+from pyg_sar.rows.registry import BROADCAST, Rule, is_in_place, name_of, rule, signature_of
 from pyg_sar.rows.replicated import check_whole
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding
-from pyg_sar.utils.nested import leaves
+from pyg_sar.utils.nested import in_nested, leaves
 from pyg_sar.utils.unsigned import picked
 
 _ALIKE = 'select alike in both, as in x[mask] and y[mask]'
@@ -106,10 +106,15 @@ def own_rows(func: Any, tensor: Tensor, dim: int, sharding: Sharding) -> Tensor:
 
 
 def brought(func: Any, rows: Rows, sharding: Sharding) -> Any:
-    """Rows of any sharding as rows of one with as many; the same object if they are of it."""
+    """Rows of any sharding as rows of one with as many; the same object if they are of it.
+
+    One row of another stands beside all of them, plain.
+    """
     if sharding.is_same(rows._sharding):
         return rows
     other = rows._sharding
+    if other.total == 1 != sharding.total:
+        return for_rows(in_one_place(func, rows))
     if other.total != sharding.total or not (other.has_ids() and sharding.has_ids()):
         refuse(func, f'({sharding!r}) and of others ({other!r}) has no meaning', _ALIKE)
     with plainly():
@@ -139,12 +144,30 @@ def align(
     """
     rows = rows_in(args, kwargs)
     right, sharding = from_right(rows[0]), rows[0]._sharding
+    if any(not sharding.is_same(other._sharding) for other in rows[1:]) and sharding.total == 1:
+        rows = sorted(rows, key=lambda each: each._sharding.total == 1)  # beside more rows
+        right, sharding = from_right(rows[0]), rows[0]._sharding
     if any(from_right(other) != right for other in rows[1:]):
-        refuse(func, *BROADCAST)
+        kept = rows[0] if is_in_place(name_of(func)) else max(rows, key=from_right)
+        right, sharding = from_right(kept), kept._sharding
+        args, kwargs = in_nested((args, kwargs), partial(_pairs, func, kept))
 
     own = tuple(_aligned(func, arg, right, sharding) for arg in args)
     named = {name: _aligned(func, value, right, sharding) for name, value in kwargs.items()}
     return own, named, right, sharding
+
+
+def _pairs(func: Any, kept: Rows, value: Any) -> Any:
+    """All rows, for rows in another dimension: ``A / A.sum(1)``, ``y[:, None] == y[None]``.
+
+    ``x - y`` of an ``[N, 1]`` and an ``[N]``, all pairs by accident, is refused.
+    """
+    if not isinstance(value, Rows) or from_right(value) == from_right(kept):
+        return value
+    dim = dim_of(kept) - from_right(value)
+    if dim < 0 or (whole_shape(kept)[dim] == 1 and dim_of(value) < dim_of(kept)):
+        refuse(func, *BROADCAST)
+    return in_one_place(func, value)
 
 
 def _aligned(func: Any, value: Any, right: int, sharding: Sharding) -> Any:

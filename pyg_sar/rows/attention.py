@@ -7,6 +7,7 @@ rows in the batch                       each by itself
 queries are rows, keys are plain        each query by itself
 queries are plain, keys are rows        a softmax over the rows of all ranks
 both are rows                           keys and values go round (:mod:`pyg_sar.ops.ring_attention`)
+both, and a number for every pair       each query by itself, of all keys in one place
 ======================================= ===========================================================
 """
 
@@ -34,16 +35,11 @@ from pyg_sar.rows.align import (
 )
 from pyg_sar.rows.layers import Items, by_items
 from pyg_sar.rows.one_loss import for_rows
-from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import BROADCAST, rule
+from pyg_sar.rows.over_ranks import all_rows, in_one_place, on_all_rows
+from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rowwise import rowwise
-
-_PAIRS = (
-    'has N x N numbers: attention to some pairs is a conv on their edges (TransformerConv), or '
-    'give pyg_sar.gather(key), pyg_sar.gather(value) and a mask that has rows'
-)
+from pyg_sar.rows.rowwise import not_empty, rowwise
 
 
 @named_rule('scaled_dot_product_attention')
@@ -59,40 +55,70 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Any:
     asks, *asked = (isinstance(x, Rows) and x._dim == dim_of(x) - 2 for x in (query, key, value))
-    if all(asked):
-        if dropout_p > 0:
-            refuse(func, 'would drop a number for every pair of rows', 'give a dropout of 0')
-        if is_causal:
-            refuse(func, f"to all rows with 'is_causal' {_PAIRS}")
+    if all(asked) and (dropout_p > 0 or is_causal or not _is_of_keys(attn_mask, key)):
+        key, value, attn_mask = (in_one_place(func, x) for x in (key, value, attn_mask))
+        if not asks:
+            query = in_one_place(func, query)
+            options = {'scale': scale, 'enable_gqa': enable_gqa}
+            return func(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    elif all(asked):
         scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
         if enable_gqa:
-            key, value = (
-                x.repeat_interleave(query.size(-3) // x.size(-3), -3) for x in (key, value)
-            )
+            key, value = _for_heads(query, key, value)
         if asks:
             return _of_all_to_all(func, query, key, value, attn_mask, scale)
         if isinstance(query, Rows):
-            refuse(func, *BROADCAST)
+            query = in_one_place(func, query)
         return _weights(query, key, attn_mask, scale) @ value
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
+        if mask is not None and mask.requires_grad:
+            # torch's kernels differ in the order of gradients, and a rank may have no queries.
+            if enable_gqa:
+                key, value = _for_heads(query, key, value)
+            by = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+            return F.dropout(_weights(query, key, mask, by), dropout_p) @ value
         options = {'scale': scale, 'enable_gqa': enable_gqa}
         return func(query, key, value, mask, dropout_p, is_causal, **options)
 
     attend.__name__ = 'scaled_dot_product_attention'
     if asks and not isinstance(key, Rows) and not isinstance(value, Rows):
-        if is_causal or (attn_mask is not None and dim_of(attn_mask) < 2):
-            refuse(func, "with 'is_causal' is not known to be right")
-        key, value = for_rows(key), for_rows(value)
+        if is_causal:
+            attn_mask, is_causal = _causal(query, key), False
+        elif attn_mask is not None and dim_of(attn_mask) < 2:
+            attn_mask = attn_mask.unsqueeze(0)
         (query, mask), _, right, sharding = align(func, (query, attn_mask), {})
+        key, value = for_rows(key), for_rows(value)
         with plainly(), own_draws(query.device) if dropout_p > 0 else nullcontext():
-            return as_rows(attend(query, key, value, mask), right, sharding)
+            if sharding.own or (mask is not None and mask.requires_grad):
+                return as_rows(attend(query, key, value, mask), right, sharding)
+            out = attend(not_empty(plain(query), query.dim() - 2), key, value, None)
+            return as_rows(out.narrow(-2, 0, 0), right, sharding)
     rows = rows_in((query, key, value))
     if enable_gqa and any(tensor._dim == dim_of(tensor) - 3 for tensor in rows):
         refuse(func, "with 'enable_gqa' and rows as heads is not known to be right")
     return rowwise(
         attend, (query, key, value, attn_mask), {}, slice(-2, None), pads=False, draws=dropout_p > 0
     )
+
+
+def _for_heads(query: Tensor, *shared: Tensor) -> list[Tensor]:
+    """Keys and values that several heads of queries share, for each of them."""
+    return [x.repeat_interleave(query.size(-3) // x.size(-3), -3) for x in shared]
+
+
+def _is_of_keys(mask: Tensor | None, key: Rows) -> bool:
+    """Whether a mask has a number for every key, ``[..., 1, N]``, and does not learn."""
+    is_known = mask is None or not mask.requires_grad
+    return is_known and (mask is None or whole_shape(mask)[-2:] == [1, key._sharding.total])
+
+
+def _causal(query: Rows, key: Tensor) -> Any:
+    """True where a key stands before a query in the whole, or with it."""
+    sharding = query._sharding
+    with plainly():
+        before = torch.arange(key.size(-2), device=key.device)
+        return tag(sharding.ids(key.device).unsqueeze(1) >= before, 0, sharding)
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -114,10 +140,6 @@ def _of_all_to_all(
     value = brought(func, value, key._sharding)
     bias = None
     if mask is not None:
-        if whole_shape(mask)[-2:] != [1, key._sharding.total] or mask.requires_grad:
-            refuse(
-                func, f'takes a mask of keys, [..., 1, N], without gradient; of pairs it {_PAIRS}'
-            )
         sharding = key._sharding
         if not isinstance(mask, Rows):
             own_mask = mask.index_select(-1, sharding.ids(mask.device))
@@ -163,15 +185,10 @@ def _multi_head(func: Any, args: Any, kwargs: Any) -> Any:
 def _between_rows(func: Any, named: dict[str, Any]) -> tuple[Any, Any]:
     """Queries, keys and values ``[N, B, C]`` or ``[N, C]``: torch's function, by rules of rows."""
     inputs = [named[name] for name in ('query', 'key', 'value')]
-    if named['need_weights'] and all(isinstance(tensor, Rows) for tensor in inputs[:2]):
-        refuse(func, 'gives a weight for every pair of rows', 'write need_weights=False')
-    if named['attn_mask'] is not None or named['is_causal']:
-        refuse(func, f"with 'attn_mask' or 'is_causal' {_PAIRS} to scaled_dot_product_attention")
-    for name in ('bias_k', 'bias_v'):
-        if named[name] is not None:
-            refuse(func, f"of all rows with '{name}' is not known to be right")
-    if named['add_zero_attn']:
-        refuse(func, "of all rows with 'add_zero_attn' is not known to be right")
+    drops = named['dropout_p'] if named['training'] else 0.0
+    more = (named[name] is not None for name in ('attn_mask', 'bias_k', 'bias_v'))
+    if any(more) or named['add_zero_attn'] or (named['need_weights'] and drops > 0):
+        return on_all_rows(func, **named)
     if named['use_separate_proj_weight']:
         weights = [named[f'{name}_proj_weight'] for name in 'qkv']
     else:
@@ -185,11 +202,10 @@ def _between_rows(func: Any, named: dict[str, Any]) -> tuple[Any, Any]:
     mask = named['key_padding_mask']
     if mask is not None:  # True where a key is not to be asked, [B, N] or [N]
         mask = (~mask if mask.dtype == torch.bool else mask)[..., None, None, :]
-    drops = named['dropout_p'] if named['training'] else 0.0
     shares: Any = None
     if named['need_weights']:
-        if drops > 0:
-            refuse(func, 'would drop weights that it gives', 'give a dropout of 0')
+        if isinstance(query, Rows):
+            key, value, mask = (in_one_place(func, x) for x in (key, value, mask))
         shares = _weights(query, key, mask, 1 / math.sqrt(query.size(-1)))
         out = shares @ value
         shares = shares.mean(-3) if named['average_attn_weights'] else shares

@@ -25,8 +25,8 @@ from pyg_sar.rows.align import (
 from pyg_sar.rows.edges import EdgeIndex, edge_index
 from pyg_sar.rows.made_edges import edges_of, is_in, whole_ids
 from pyg_sar.rows.one_loss import for_rows
-from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import BROADCAST, name_of, rule
+from pyg_sar.rows.over_ranks import in_one_place, on_all_rows
+from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import check_whole
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import rowwise
@@ -61,12 +61,12 @@ def _moved_to(
 
 @named_rule('squeeze squeeze_copy')
 def _squeeze(func: Any, input: Rows, dim: int | tuple[int, ...] | None = None) -> Any:
-    """The dimension of the rows stays, as one own row is not all of them."""
+    """The dimension of the rows stays, unless there is one in the whole."""
     shape, at = whole_shape(input), input._dim
     dims = range(len(shape)) if dim is None else dims_of(dim, len(shape)) or []
     gone = tuple(i for i in dims if shape[i] == 1)
     if at in gone:
-        refuse(func, 'of a whole of one row would drop the dimension of the rows')
+        return on_all_rows(func, *([input] if dim is None else [input, dim]))
     with plainly():
         return tag(func(input, gone), at - sum(i < at for i in gone), input._sharding)
 
@@ -94,8 +94,10 @@ def _select(func: Any, input: Rows, dim: int, index: int) -> Any:
         return tag(func(plain(input), dim, index), input._dim - (dim < input._dim), input._sharding)
 
 
-@rule('chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unsafe_split_with_sizes')
-@rule('unbind unbind_copy', 'write x[3] for one row, or for row in pyg_sar.gather(x)')
+@rule(
+    'chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split '
+    'unsafe_split_with_sizes unbind unbind_copy'
+)
 def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
     name = name_of(func)
     rows = argument(args, kwargs, 0, 'input', 'tensor')
@@ -107,11 +109,8 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
         right = from_right(rows) - (unbinds and dim > rows._dim)
         with plainly():
             return as_rows(func(*args, **kwargs), right, rows._sharding)
-    if unbinds and num_dims == 1:  # numbers, as with tolist
-        with plainly():
-            return all_rows(rows).unbind(0)
     if unbinds:
-        refuse(func, 'along the rows would give each of them to every rank')
+        return on_all_rows(func, *args, **kwargs)
     # Along the rows, as slices of all of them.
     named = {k: v for k, v in kwargs.items() if k not in ('input', 'tensor', 'dim')}
     cut = getattr(torch, name)
@@ -122,11 +121,23 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
     return tuple(out)
 
 
+@rule('hsplit')
+def _split_columns(func: Any, args: Any, kwargs: Any) -> Any:
+    rows, *parts = args
+    if len(parts) != 1 or not isinstance(rows, Rows):
+        refuse(func, 'with these options is not known to be right')
+    return torch.tensor_split(rows, parts[0], dim=min(1, dim_of(rows) - 1))
+
+
 @named_rule('stack')
 def _stack(func: Any, tensors: Any, dim: int = 0) -> Any:
     """Plain tensors among them have the rows of the whole."""
     first = rows_in(tensors)[0]
     at, sharding = first._dim, first._sharding
+    tensors = [
+        tensor if getattr(tensor, '_dim', at) == at else in_one_place(func, tensor)
+        for tensor in tensors
+    ]
     shapes = [whole_shape(tensor) for tensor in tensors]
     if any(shape != shapes[0] for shape in shapes):
         raise RuntimeError(f'stack expects each tensor to be equal size, but got {shapes}')
@@ -170,12 +181,11 @@ def _cat(func: Any, tensors: Any, dim: int = 0) -> Any:
             return as_rows(torch.cat([plain(part) for part in parts], dim), right, sharding)
     shardings, own = [], []
     for part in parts:
-        if isinstance(part, Rows):
-            if part._dim != dim:
-                refuse(func, *BROADCAST)
+        if isinstance(part, Rows) and part._dim == dim:
             shardings.append(part._sharding)
             own.append(plain(part))
             continue
+        part = in_one_place(func, part)
         sharding = first._sharding.scattered(part.size(dim))
         check_whole(func, part)
         with plainly():

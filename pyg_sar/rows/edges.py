@@ -20,7 +20,7 @@ from pyg_sar.comm.ranks import check_lives
 from pyg_sar.rows.align import argument, dim_of, listed, masked, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, names
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, check_slices, plain, plainly, refuse, remember, slices_read, tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Cached, Shard
@@ -69,13 +69,13 @@ class NodeIds(Rows):
         of: The nodes.
         local_index: Places of own rows, then of halo rows, of the shape of the own rows.
         shard: Whose halo it is; None if all are own nodes.
-        is_view: Whether torch would write into the edges that they are of.
+        view_of: The edges that torch would write into, or None.
     """
 
     of: Sharding
     local_index: Tensor
     shard: Shard | None
-    is_view: bool
+    view_of: EdgeIndex | None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -84,7 +84,7 @@ class NodeIds(Rows):
         if any(isinstance(arg, EdgeIndex) for arg in args):
             return EdgeIndex.__torch_function__(func, types, args, kwargs)
         if isinstance(ids, NodeIds) and is_in_place(name):
-            if ids.is_view:
+            if ids.view_of is not None:
                 refuse(func, _IN_PLACE, 'write edge_index[0].clone(), which changes no edges')
             ids.__class__ = Rows  # type: ignore[assignment]  # what it remembers is no longer so
         out = super().__torch_function__(func, types, args, kwargs)
@@ -94,7 +94,7 @@ class NodeIds(Rows):
                 places = tag(ids.local_index.view(ids.local_index.shape), ids._dim, ids._sharding)
             there = func(places, *args[1:], **kwargs or {})
             moved = node_ids(out, out._dim, out._sharding, ids.of, plain(there), ids.shard)
-            moved.is_view = ids.is_view and name not in _COPIES
+            moved.view_of = None if name in _COPIES else ids.view_of
             return moved
         return out
 
@@ -107,7 +107,7 @@ def node_ids(
     if sharding.is_whole:
         return out
     out.__class__ = NodeIds
-    out.of, out.local_index, out.shard, out.is_view = of, places, shard, False
+    out.of, out.local_index, out.shard, out.view_of = of, places, shard, None
     return out
 
 
@@ -118,13 +118,23 @@ class EdgeIndex(Rows):
     are selected from it, or turned by ``flip(0)``, are an EdgeIndex too.
 
     Attributes:
-        handle: The own edges in ids of this rank, for convs.
         ends: The nodes that they run between.
     """
 
-    handle: ShardEdges
     ends: Ends
+    _handle: ShardEdges
     _whole_ids: Rows | None
+
+    @property
+    def handle(self) -> ShardEdges:
+        """The own edges in ids of this rank, for convs; not if a copy of them was changed."""
+        if slices_read.value:
+            check_slices()
+        with plainly():
+            copied = self._whole_ids
+            if copied is not None and not copied.is_inference() and copied._version:
+                refuse('a view', _IN_PLACE, _NEW_EDGES)
+        return self._handle
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -175,12 +185,15 @@ class EdgeIndex(Rows):
             of, shard = (ends.src, ends.shard) if is_src else (ends.dst, None)
             row_ids = node_ids(ids, 0, self._sharding, of, local, shard)
         if isinstance(row_ids, NodeIds):
-            row_ids.is_view = True
+            row_ids.view_of = self
+        else:
+            remember(row_ids, self, row)
         return row_ids
 
     def __getattr__(self, name: str) -> Any:
         if name in vars(edges_of_pyg) and not name.startswith('_'):
-            refuse(name, 'is of edges in one process')
+            sizes = self.ends.src.total, self.ends.dst.total
+            return getattr(edges_of_pyg(all_rows(self), sparse_size=sizes), name)
         raise AttributeError(f"'EdgeIndex' object has no attribute '{name}'")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -196,7 +209,7 @@ def edge_index(handle: ShardEdges, sharding: Sharding, ends: Ends) -> EdgeIndex:
     """The edges of a handle, whose rows are those of `sharding`."""
     with plainly():
         out = handle.ids.as_subclass(EdgeIndex)
-    out._dim, out._sharding, out.handle, out.ends, out._whole_ids = 1, sharding, handle, ends, None
+    out._dim, out._sharding, out.ends, out._handle, out._whole_ids = 1, sharding, ends, handle, None
     return out
 
 
@@ -226,7 +239,11 @@ def _kept(edges: EdgeIndex, func: Any, args: Any, kwargs: Any) -> Any:
     if name in ('view', 'reshape', 'flatten', 'ravel'):
         ids = all_rows(edges).contiguous()
         out = func(ids, *args, **kwargs)
-        return edges if (out.shape, out.dtype) == (ids.shape, ids.dtype) else out
+        if (out.shape, out.dtype) == (ids.shape, ids.dtype):
+            return edges
+        if not edges._sharding.is_whole:
+            remember(out, edges, None)
+        return out
     return None
 
 

@@ -23,17 +23,15 @@ from pyg_sar.rows.pointwise import into_plain, pointwise
 from pyg_sar.rows.registry import bare_name, hint, name_of, rule
 from pyg_sar.rows.replicated import PLAIN
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rowwise import of_all_rows
 from pyg_sar.shard.shard import Shard
 from pyg_sar.utils.nested import in_nested
 
-_WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin', 'prod': 'prod'}
+_WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin'}
 
-_GATHER = "write torch_geometric.utils.scatter(*map(pyg_sar.gather, (x, index)), reduce='mul')"
-
-hint('scatter_mul', _GATHER)
 hint(
     'scatter_sum scatter_mean segment_sum_csr segment_mean_csr segment_min_csr segment_max_csr '
-    'segment_sum_coo segment_mean_coo segment_min_coo segment_max_coo segment_reduce',
+    'segment_sum_coo segment_mean_coo segment_min_coo segment_max_coo',
     "write torch_geometric.utils.scatter(x, index, dim=0, reduce='sum'), or 'mean', 'min', 'max', "
     'with the group of every row as index',
 )
@@ -69,7 +67,7 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
         return target
     way = _WAYS.get(reduce or '', '')
     if not way:
-        refuse(func, 'over the rows of all ranks is known for sums, means and extrema', _GATHER)
+        return of_all_rows(func, None, args, kwargs)
     rows = rows_in((index, values))
     if isinstance(out, Rows) and (not rows or out._dim != dim):
         return _plain_into_rows(func, args, kwargs, dim)
@@ -177,10 +175,8 @@ class _GroupedValues:
                 new, per = new + out * int(keeps), (count + int(keeps)).clamp(min=1)
                 is_float = new.is_floating_point()
                 new = new / per if is_float else new.div(per, rounding_mode='floor')
-        elif way in ('amax', 'amin'):
-            new = self._top(out, way, keeps)
         else:
-            refuse(self.func, f'of kind {way!r} over all ranks is not known to be right', _GATHER)
+            new = self._top(out, way, keeps)
         return torch.where(count > 0, new.to(out.dtype), out)
 
     def _top(self, out: Tensor, way: str, keeps: bool) -> Tensor:
@@ -236,6 +232,8 @@ def _index_put(func: Any, input: Any, indices: Any, values: Any, accumulate: boo
     if not accumulate:
         out[tuple(indices)] = values
         return out
+    if isinstance(out, Rows) and len(indices) == 1 and not out._dim and dim_of(indices[0]) == 1:
+        return out.index_add_(0, indices[0], values)
     rows = rows_in((*indices, values))
     if isinstance(out, Rows) or any(tensor._dim or dim_of(tensor) > 1 for tensor in rows):
         refuse(func, 'with accumulate is known for vectors of rows into a plain tensor')

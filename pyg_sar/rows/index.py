@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_sar.rows.align import brought, dim_of, listed, masked, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.one_loss import for_rows
-from pyg_sar.rows.over_ranks import whole
+from pyg_sar.rows.over_ranks import in_one_place, whole
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding
@@ -63,22 +63,17 @@ def position_of_rows(items: list[Any], dim: int) -> int:
     return next(position for position, end in enumerate(ends) if dim < end)
 
 
-def _is_one(item: Any) -> bool:
+def is_number(item: Any) -> bool:
     """Whether an item of an index is one number, so that its dimension goes."""
-    is_number = isinstance(item, Tensor) and item.dtype != torch.bool and dim_of(item) == 0
-    return is_number or type(item) is int
+    is_tensor = isinstance(item, Tensor) and item.dtype != torch.bool and dim_of(item) == 0
+    return is_tensor or type(item) is int
 
 
 def index_other_dims(func: Any, values: Rows, items: list[Any], position: int) -> Any:
     """All rows, indexed in their other dimensions."""
-    if any(isinstance(item, Rows) for item in items):
-        refuse(
-            func,
-            'by rows in another dimension would pair every row with every row',
-            'write x[:, pyg_sar.gather(ids)]',
-        )
-    position -= sum(map(_is_one, items[:position]))
-    many = [item for item in items if not _is_one(item)]
+    items = [in_one_place(func, item) for item in items]
+    position -= sum(map(is_number, items[:position]))
+    many = [item for item in items if not is_number(item)]
     dim = sum(not isinstance(item, Tensor) for item in many[:position])
     tensors = [i for i, item in enumerate(many) if isinstance(item, Tensor)]
     if tensors:
@@ -100,6 +95,7 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
     position = position_of_rows(items, values._dim)
     at = items[position]
     if isinstance(at, slice) and at == slice(None):
+        items = [in_one_place(func, item) for item in items]
         with plainly():
             like = index_other_dims(func, values, items, position)
             behind = like.dim() - like._dim
@@ -125,6 +121,8 @@ def _write(
 
 def _set_rows(func: Any, values: Rows, items: list[Any], position: int, new: Any) -> None:
     at, sharding = items[position], values._sharding
+    if isinstance(new, Tensor) and not isinstance(at, Tensor):
+        new = new.to(values.dtype)  # torch copies into a view
     with plainly():
         if isinstance(at, Tensor) and at.dtype == torch.bool:
             if dim_of(at) > 1:
@@ -159,19 +157,21 @@ def _in_a_list(func: Any, new: Tensor, ids: Tensor, right: int) -> Tensor:
 
 
 def _set_entries(func: Any, values: Rows, items: list[Any], position: int, new: Any) -> None:
-    """One number into single entries, ``x[ids, columns] = 0``."""
-    is_list = all(isinstance(item, Tensor) and item.dtype == torch.int64 for item in items)
-    if not is_list or isinstance(new, Tensor):
+    """Numbers into single entries, ``x[ids, columns] = 0``."""
+    if any(item is None or isinstance(item, slice) or dims_used(item) > 1 for item in items):
         refuse(func, *TWO_DIMENSIONS)
     with plainly():
-        lists = [whole(item).to(values.device) for item in items]
+        lists = [torch.as_tensor(whole(item), device=values.device) for item in items]
+        lists = [each.nonzero().view(-1) if each.dtype == torch.bool else each for each in lists]
         shape = torch.broadcast_shapes(*(each.shape for each in lists))  # type: ignore[no-untyped-call]
         lists = [each.expand(shape).reshape(-1) for each in lists]
-        chosen, places = listed(func, lists[position], values._sharding)
+        chosen, places = listed(func, lists[position].long(), values._sharding)
         mine = chosen.ids(values.device)
-        plain(values)[tuple(places if i == position else e[mine] for i, e in enumerate(lists))] = (
-            new
-        )
+        if isinstance(new, Tensor):
+            new = for_rows(whole(new)).expand(shape).reshape(-1)[mine]
+            new = new.to(values.dtype) if not shape else new
+        at = tuple(places if i == position else each[mine] for i, each in enumerate(lists))
+        plain(values)[at] = new
 
 
 def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:

@@ -20,7 +20,8 @@ from pyg_sar.comm.ranks import world_size
 from pyg_sar.ops.batch_norm import BatchNorm, moments
 from pyg_sar.rows.align import argument, bound, dim_of, named_rule, own_rows, rows_in
 from pyg_sar.rows.one_loss import for_rows, is_averaged
-from pyg_sar.rows.registry import hint, name_of, rule
+from pyg_sar.rows.over_ranks import on_all_rows
+from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import not_empty, own_results
@@ -54,15 +55,15 @@ def by_items(
     named = [*zip([*where, *repeat('', len(args))], args, strict=False), *kwargs.items()]
     rows = rows_in(args, kwargs)[0]
     sharding = rows._sharding
+    if not all(_are_items(where.get(name), value) for name, value in named):
+        return on_all_rows(func, *args, **kwargs)
 
     def own(at: Items | None, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if at is None and not isinstance(value, Rows):
             return for_rows(value)
-        dim, num_dims = at or Items(-1)
-        if getattr(value, '_dim', dim) != dim or num_dims not in (None, dim_of(value)):
-            refuse(func, 'would mix them: it is known where they are the items of a batch')
+        dim = at.dim if at else -1
         value = own_rows(func, value, dim, sharding)
         return value if sharding.own else not_empty(value, dim)
 
@@ -74,18 +75,19 @@ def by_items(
         return in_nested(results, lambda result: own_results(result, out, sharding))
 
 
+def _are_items(at: Items | None, value: Any) -> bool:
+    """Whether rows are where the items of a batch are."""
+    dim, num_dims = at or Items(-1)
+    rows = rows_in((value,))
+    return all(each._dim == dim and num_dims in (None, dim_of(each)) for each in rows)
+
+
 _CELLS = ('lstm', 'gru', 'rnn_tanh', 'rnn_relu')
 _BY_BATCH: dict[str, Where] = {
     **{f'conv{t}{n}d': {'input': Items(0, n + 2)} for t in ('', '_transpose') for n in (1, 2, 3)},
     **{f'{kind}_cell': {n: Items(0, 2) for n in ('input', 'hx')} for kind in _CELLS},
 }
 """Functions whose arguments have items, and in which dimension."""
-
-
-hint(
-    'conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d',
-    'write torch.nn.Linear for a kernel of 1, or give it pyg_sar.gather(x)',
-)
 
 
 @rule(' '.join(_BY_BATCH))
@@ -116,10 +118,7 @@ def _place_of_a_point(func: Any, args: Any, kwargs: Any) -> int | None:
     return values._dim
 
 
-@rule(
-    'lstm gru rnn_tanh rnn_relu',
-    'write x.unsqueeze(1) and batch_first=True, a sequence for every row',
-)
+@rule('lstm gru rnn_tanh rnn_relu')
 def _recurrent(func: Any, args: Any, kwargs: Any) -> Any:
     if len(args) < 9 or isinstance(args[3], (list, tuple)):
         refuse(func, 'of packed sequences is not known to be right')
@@ -149,14 +148,8 @@ def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
 def _prelu(func: Any, input: Rows, weight: Tensor) -> Any:
     dim = input._dim
     if dim == 1 and dim_of(input) > 1:
-        refuse(func, 'would have the channels of this rank alone')
+        return on_all_rows(func, input, weight)
     return by_items(func, (input, weight), {}, {'input': Items(dim)}, dim)
-
-
-_NODES_FIRST = (
-    'put nodes first, where they are samples and no channels: norm(x.transpose(0, 1)); a number '
-    'for every node is (x - x.mean(dim, keepdim=True)) / x.std(dim, keepdim=True)'
-)
 
 
 def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -182,7 +175,7 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
     named = _bound(func, args, kwargs)
     rows = named['input']
     if rows._dim == 1:
-        refuse(func, 'would have the channels of this rank alone', _NODES_FIRST)
+        return on_all_rows(func, **named)
     if not named['training'] or rows._sharding.comm.size == 1:
         return _on_own_rows(func, named)
     dim, sharding = rows._dim, rows._sharding
@@ -214,7 +207,7 @@ def _instance_norm(func: Any, args: Any, kwargs: Any) -> Any:
     named = _bound(func, args, kwargs)
     rows = named['input']
     if rows._dim == 1:
-        refuse(func, 'would have the channels of this rank alone', _NODES_FIRST)
+        return on_all_rows(func, **named)
     if not named['use_input_stats']:
         return _on_own_rows(func, named)
     statistics = 'running_mean', 'running_var'

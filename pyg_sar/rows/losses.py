@@ -15,6 +15,7 @@ from pyg_sar.comm.ranks import world_size
 from pyg_sar.rows.align import align, bound, dim_of, own_rows, rows_in
 from pyg_sar.rows.layers import Items, Where, by_items
 from pyg_sar.rows.one_loss import for_rows, sum_of_ranks
+from pyg_sar.rows.over_ranks import on_all_rows
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 
@@ -92,7 +93,7 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func, 'and labels of other rows has no meaning')
     sharding, dim = rows[0]._sharding, dims.pop()
     if num_dims < 2 or dim == 1:
-        refuse(func, 'of classes that are spread over the ranks is not known to be right')
+        return on_all_rows(func, *args, **kwargs)
     at = dim - (dim > 1)  # in what has no classes
     named['input'] = own_rows(func, input_, dim, sharding)
     named['target'] = target = own_rows(func, target, at if are_labels else dim, sharding)

@@ -1,19 +1,25 @@
-"""Extrema over the rows of all ranks, rows by their place in the whole, and all batches."""
+"""Extrema over the rows of all ranks, rows by their place in the whole, all rows in one place."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import all_gather_alike, all_to_all
-from pyg_sar.comm.errors import collective
+from pyg_sar.comm.errors import collective, warn
 from pyg_sar.comm.ranks import check_lives, world_size
 from pyg_sar.comm.rows_by_id import rows as rows_by_id
 from pyg_sar.rows.one_loss import has_fractions, of_batches, read_alone, sum_of_ranks
+from pyg_sar.rows.registry import name_of
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
+from pyg_sar.utils.log import bytes_text
+from pyg_sar.utils.nested import in_nested
+
+_MANY = 2**28
 
 
 def largest_of_ranks(
@@ -110,6 +116,25 @@ def all_rows(rows: Rows) -> Tensor:
 def whole(value: Any) -> Any:
     """All rows as a plain tensor on every rank; any other value as it is."""
     return all_rows(value) if isinstance(value, Rows) else value
+
+
+def on_all_rows(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a function gives of all rows, which every rank gathers: plain, equal on all ranks."""
+    with plainly():
+        args, kwargs = in_nested((args, kwargs), partial(in_one_place, func))
+        return func(*args, **kwargs)
+
+
+def in_one_place(func: Any, value: Any) -> Any:
+    """All rows for a function that needs them so; warns if these are many (collective)."""
+    if not isinstance(value, Rows):
+        return value
+    with plainly():
+        others = [size for dim, size in enumerate(value.shape) if dim != value._dim]
+        num_bytes = math.prod(others) * value._sharding.total * value.element_size()
+        if num_bytes > _MANY:
+            warn(f"'{name_of(func)}' gathers all rows, {bytes_text(num_bytes)}, on every rank")
+        return all_rows(value)
 
 
 @collective('mean_of_batches', 'one sum over all ranks')

@@ -184,8 +184,6 @@ _BY_ROW = {
 
 _INSTEAD = {
     'RandomLinkSplit': 'apply it to the data of pyg_sar.load_shard, before pyg_sar.local',
-    'LaplacianLambdaMax': 'apply it before the cut, by --transform; in a forward write '
-    'T.LaplacianLambdaMax()(Data(edge_index=pyg_sar.gather(edge_index), num_nodes=x.size(0)))',
 }
 
 

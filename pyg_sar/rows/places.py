@@ -13,14 +13,14 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import all_gather_alike, all_to_all
 from pyg_sar.comm.vote import agree
-from pyg_sar.rows.align import align, argument, dim_of, named_rule, rows_in
+from pyg_sar.rows.align import align, argument, dim_of, named_rule, rows_in, whole_shape
 from pyg_sar.rows.edges import node_ids
 from pyg_sar.rows.one_loss import for_rows, sum_of_ranks, widened
 from pyg_sar.rows.over_ranks import (
-    all_rows,
     fetched,
     largest_here,
     largest_of_ranks,
+    on_all_rows,
 )
 from pyg_sar.rows.reduce import Reduction, by_place
 from pyg_sar.rows.registry import bare_name, name_of, rule
@@ -28,13 +28,10 @@ from pyg_sar.rows.replicated import note_table
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import (
     dims_acted_on,
-    needs_all_rows,
-    not_empty,
-    of_a_vector,
+    of_all_rows,
     over_rows,
     rowwise,
 )
-from pyg_sar.utils.nested import in_nested
 
 
 @rule('bucketize searchsorted isin')
@@ -92,10 +89,9 @@ def _unique(func: Any, args: Any, kwargs: Any) -> Any:
     names = ('input', 'sorted', 'return_inverse', 'return_counts', 'dim')
     named = dict(zip(names, args, strict=False)) | kwargs
     rows, dim = named['input'], named.get('dim')
-    if not isinstance(rows, Rows) or bare_name(func) != 'unique':
-        refuse(func, 'along a dimension needs all rows in one place')
-    if dim is not None and (dim % dim_of(rows) != rows._dim or rows._dim):
-        refuse(func, 'along a dimension beside the rows needs all rows in one place')
+    is_over_rows = dim is None or (dim % dim_of(rows) == rows._dim == 0)
+    if bare_name(func) != 'unique' or not is_over_rows:
+        return on_all_rows(func, *args, **kwargs)
     with plainly():
         own, places, counts = torch.unique(
             plain(rows).detach(), return_inverse=True, return_counts=True, dim=dim
@@ -116,6 +112,8 @@ def _unique(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('equal allclose')
 def _equal(func: Any, args: Any, kwargs: Any) -> Any:
     tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    if name_of(func) == 'equal' and whole_shape(tensors[0]) != whole_shape(tensors[1]):
+        return False
     if len({dim_of(tensor) for tensor in tensors}) > 1:
         refuse(func, 'and tensors of other dimensions is not known to be right')
     args, kwargs, _, _ = align(func, args, kwargs)
@@ -150,10 +148,9 @@ def _by_places(func: Any, values: Any, index: Any, dim: int) -> Any:
             out = for_rows(values).gather(dim, plain(index))
             return tag(out, dim, index._sharding)
         others = [i for i in range(index.dim()) if i != dim]
-        if any(index.stride(i) and index.size(i) != 1 for i in others):
-            refuse(func, _BY_PLACES, _ONE_PLACE)
-        if any(index.size(i) != values.size(i) for i in others):
-            refuse(func, _BY_PLACES, _ONE_PLACE)
+        is_one = not any(index.stride(i) and index.size(i) != 1 for i in others)
+        if not is_one or any(index.size(i) != values.size(i) for i in others):
+            return on_all_rows(func, values, dim, index)
     place = index[tuple(0 if i in others else slice(None) for i in range(dim_of(index)))]
     return values[(slice(None),) * dim + (place,)]
 
@@ -215,45 +212,16 @@ def _prod(over: Reduction) -> Tensor:
     return sum_of_ranks(torch.stack(of_ranks)).prod(0)
 
 
-def _of_all_rows(over: Reduction) -> Any:
-    """Runs a reduction that needs numbers in order on all rows, gathered on every rank."""
-    everything = all_rows(over.rows)
-    args, kwargs = in_nested(over.arguments, lambda arg: everything if arg is over.rows else arg)
-    return over.func(*args, **kwargs)
-
-
-def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
-    """The largest of the largest of every rank."""
-    k = argument(args, kwargs, 1, 'k')
-    largest = argument(args, kwargs, 3, 'largest', default=True)
-    values, dim, total = plain(rows).detach(), rows._dim, rows._sharding.total
-    if k > total:
-        raise RuntimeError(f'selected index k out of range (k = {k}, {total} rows)')
-    num_own = min(k, rows._sharding.own)
-    best, at = values.topk(num_own, dim, largest)
-    ids = _ids(func, rows).expand_as(values).gather(dim, at)
-    missing = list(values.shape)
-    missing[dim] = k - num_own
-    best = torch.cat([best, best.new_zeros(missing)], dim)
-    ids = torch.cat([ids, ids.new_full(missing, total)], dim)
-    # All ranks' candidates side by side: sorted by place, then by number, then padding last.
-    best, ids = (torch.cat(list(all_gather_alike(tensor)), dim) for tensor in (best, ids))
-    for by, descending in ((0, False), (1, largest), (2, False)):
-        key = (ids, best, (ids == total).byte())[by]
-        order = torch.argsort(key, dim=dim, descending=descending, stable=True)
-        best, ids = best.gather(dim, order), ids.gather(dim, order)
-    ids = ids.narrow(dim, 0, k)
-    own = rows._sharding.local_index(ids)
-    there = not_empty(plain(rows), dim)
-    picked = torch.where(own >= 0, there.gather(dim, own.clamp(min=0)), 0)
-    return torch.return_types.topk((sum_of_ranks(picked).to(there.dtype), ids))
+def _in_order(over: Reduction) -> Any:
+    """A reduction that needs numbers in order."""
+    return on_all_rows(over.func, *over.arguments[0], **over.arguments[1])
 
 
 def _in_other_order(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     """Rows one after another, or from the last to the first: each rank gets its own ones."""
     name, sharding, dim = name_of(func), rows._sharding, rows._dim
     if [*dims_acted_on(func, dim_of(rows), args, kwargs)] != [dim]:
-        needs_all_rows(func)
+        return on_all_rows(func, *args, **kwargs)
     places = torch.arange(sharding.total, device=rows.device)
     moved = places.roll(argument(args, kwargs, 1, 'shifts')) if name == 'roll' else places.flip(0)
     if not sharding.has_ids():
@@ -271,7 +239,7 @@ def _sorted(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
         order = node_ids(ids.clone(), 0, sharding, sharding, places, None)
         values = tag(plain(rows).clone(), 0, sharding)
         return order if name == 'argsort' else torch.return_types.sort((values, order))
-    return of_a_vector(func, rows, args, kwargs)
+    return of_all_rows(func, rows, args, kwargs)
 
 
 def _are_equal(rows: Rows) -> bool:
@@ -283,6 +251,6 @@ def _are_equal(rows: Rows) -> bool:
 
 _IN_ORDER = ('median', 'nanmedian', 'quantile', 'nanquantile', 'kthvalue', 'mode')
 by_place.update(argmax=_argmax, argmin=_argmax, max=_max_and_place, min=_max_and_place, prod=_prod)
-by_place.update(dict.fromkeys(_IN_ORDER, _of_all_rows))
-over_rows.update(topk=_topk, sort=_sorted, argsort=_sorted)
+by_place.update(dict.fromkeys(_IN_ORDER, _in_order))
+over_rows.update(sort=_sorted, argsort=_sorted)
 over_rows.update(roll=_in_other_order, flip=_in_other_order)

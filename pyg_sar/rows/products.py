@@ -2,8 +2,8 @@
 
 The dimensions of the factors have letters, as einsum has them, and the rows have one. If the result
 has that letter, it is computed row by row. If not, every rank sums over its own rows, and the sums
-of all ranks are added up. Two letters with rows would make a number for every pair of rows, which
-no rank can hold.
+of all ranks are added up. Where rows of two letters meet (``q @ k.t()``, all pairs), those of one
+factor stay, and every rank has all rows of the others.
 """
 
 from __future__ import annotations
@@ -16,23 +16,14 @@ from torch import Tensor
 
 from pyg_sar.ops.linear import linear
 from pyg_sar.rows.adjacency import product, scattered
-from pyg_sar.rows.align import dim_of, named_rule, own_rows, rows_in
+from pyg_sar.rows.align import dim_of, named_rule, own_rows
 from pyg_sar.rows.one_loss import for_rows, sum_of_ranks
-from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule
+from pyg_sar.rows.over_ranks import in_one_place, on_all_rows
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
+from pyg_sar.rows.sharding import Sharding
 
 Letters = Sequence[Hashable]
-
-_MATMUL, _NAMES = '{} @ {}', 'xyzuvw'
-_ALL_PAIRS = (
-    'write q @ pyg_sar.gather(k).t(), all pairs of the own rows, linear attention q @ (k.t() @ v), '
-    'or torch.nn.functional.scaled_dot_product_attention(q, k, v)'
-)
-hint('outer ger', 'write x[:, None] * pyg_sar.gather(y), all pairs of the own rows')
-hint(
-    'diag diagonal',
-    'write torch.diag(pyg_sar.gather(x)); (x * y).sum(1) is the diagonal of x @ y.t()',
-)
 
 
 def contract(
@@ -43,27 +34,27 @@ def contract(
     run: Callable[..., Any],
     *,
     broadcasting: Collection[Hashable] = (),
-    form: str = '',
 ) -> Any:
     """What ``run(*operands)`` is of the whole: rows, or plain if the result has no rows.
 
     `letters` has one for each dimension of every operand, some of which are rows; `out` has those
     of the result. Of letters in `broadcasting` an operand may have one where others have more.
-    `form` is how a program writes it, with a place for every operand.
     """
     for tensor in operands:
         if tensor.layout != torch.strided:
             refuse(func, f'and a tensor of layout {tensor.layout} is not known to be right')
-    letter = rows_letter(func, operands, letters, form, out)
-    if letter is None:
+    kept = kept_letter(func, operands, letters, out)
+    if kept is None:
         refuse(func, 'of these shapes is not known to be right')
-    sharding = rows_in(operands)[0]._sharding
+    letter, sharding = kept
     own = []
     for tensor, of in zip(operands, letters, strict=True):
         if letter not in of:
-            own.append(for_rows(tensor))
+            own.append(for_rows(in_one_place(func, tensor)))
             continue
         dim = list(of).index(letter)
+        if isinstance(tensor, Rows) and tensor._dim != dim:
+            tensor = in_one_place(func, tensor)
         is_one = not isinstance(tensor, Rows) and tensor.size(dim) == 1 and sharding.total != 1
         if is_one and letter not in broadcasting:
             refuse(func, f'({sharding!r}) and a plain tensor with one row there has no meaning')
@@ -73,44 +64,22 @@ def contract(
         return tag(result, out.index(letter), sharding) if letter in out else sum_of_ranks(result)
 
 
-def rows_letter(
-    func: Any,
-    operands: Sequence[Tensor],
-    letters: Sequence[Letters],
-    form: str = '',
-    out: Letters = (),
-) -> Hashable | None:
-    """The letter of the rows, None if no operand has any; refuses two of them."""
-    of_rows: list[Hashable] = []
+def kept_letter(
+    func: Any, operands: Sequence[Tensor], letters: Sequence[Letters], out: Letters
+) -> tuple[Hashable, Sharding] | None:
+    """The letter of the rows that stay, and their sharding; None if no operand has rows.
+
+    Of several it is the first that the result has.
+    """
+    of_rows: dict[Hashable, Sharding] = {}
     for tensor, of in zip(operands, letters, strict=True):
         if isinstance(tensor, Rows) and tensor._dim < len(of):  # others are errors of `run`
-            of_rows.append(of[tensor._dim])
+            of_rows.setdefault(of[tensor._dim], tensor._sharding)
     for letter in of_rows:
-        if letter != of_rows[0] or any(list(of).count(letter) > 1 for of in letters):
-            instead = _gathered(operands, letters, form, out) if form else ''
-            refuse(func, 'would pair every row with every row', instead)
-    return of_rows[0] if of_rows else None
-
-
-def _gathered(
-    operands: Sequence[Tensor], letters: Sequence[Letters], form: str, out: Letters
-) -> str:
-    """A product where one operand keeps its rows, and every rank has all rows of the others.
-
-    Nothing for all pairs of rows of two matrices, for which there are better ways.
-    """
-    pairs = zip(operands, letters, strict=True)
-    rows = {i: of[t._dim] for i, (t, of) in enumerate(pairs) if isinstance(t, Rows)}
-    kept = next((i for i, letter in rows.items() if letter in out), min(rows))
-    if form == _MATMUL and all(letter in out for letter in rows.values()):
-        return ''
-    if any([*of].count(rows[kept]) > 1 for of in letters) or len(letters) > len(_NAMES):
-        return ''
-    names = [
-        name if i == kept or i not in rows else f'pyg_sar.gather({name})'
-        for i, name in enumerate(_NAMES)
-    ]
-    return f'write {form.format(*names)}'
+        if any(list(of).count(letter) > 1 for of in letters):
+            refuse(func, 'of a diagonal over the rows is not known to be right')
+    kept = sorted(of_rows, key=lambda letter: letter not in out)[:1]
+    return (kept[0], of_rows[kept[0]]) if kept else None
 
 
 def _in_order(args: Any, kwargs: Any) -> list[Any]:
@@ -125,7 +94,7 @@ def _operands(func: Any, args: Any, kwargs: Any) -> Any:
     return _in_order(args, kwargs)
 
 
-@rule('matmul rmatmul mm bmm linalg_matmul', _ALL_PAIRS)
+@rule('matmul rmatmul mm bmm linalg_matmul')
 @rule('mv dot vdot sparse_mm spmm')
 def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     """``[..., i, k] @ [..., k, j]``, or vectors ``[k]``."""
@@ -145,7 +114,12 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     out = [*batch, *of_a[-2:-1], *([of_b[-1]] if len(of_b) > 1 else [])]
     broadcasting = batch if bare_name(func).endswith('matmul') else []
     of = of_a, of_b
-    return contract(func, (a, b), of, out, run, broadcasting=broadcasting, form=_MATMUL)
+    return contract(func, (a, b), of, out, run, broadcasting=broadcasting)
+
+
+@named_rule('outer ger')
+def _outer(func: Any, input: Any, vec2: Any) -> Any:
+    return contract(func, (input, vec2), ('i', 'j'), ('i', 'j'), func)
 
 
 def _are_by_weights(a: Any, b: Any) -> bool:
@@ -198,7 +172,7 @@ def _of_any_linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     return _with_bias(func, (input, weight), letters, [*batch, *of_out], bias)
 
 
-@named_rule('bilinear', _ALL_PAIRS)
+@named_rule('bilinear')
 def _bilinear(func: Any, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """``[..., i]``, ``[..., j]`` and a weight ``[o, i, j]``, and a bias ``[o]``."""
     batch: list[Hashable] = list(range(dim_of(input1) - 1))
@@ -223,7 +197,8 @@ def _with_bias(
         return contract(func, operands, letters, out, run)
     of_bias = out[-dim_of(bias) :] if dim_of(bias) else []
     every, of_every = (*operands, bias), [*letters, of_bias]
-    if rows_letter(func, every, of_every) in out:
+    kept = kept_letter(func, every, of_every, out)
+    if kept and kept[0] in out:
         return contract(func, every, of_every, out, run, broadcasting=of_bias)
     return contract(func, operands, letters, out, run) + bias
 
@@ -235,7 +210,7 @@ _PRODUCT: dict[str, Callable[..., Any]] = {
 }
 
 
-@rule(' '.join(_PRODUCT), _ALL_PAIRS)
+@rule(' '.join(_PRODUCT))
 def _added(func: Any, args: Any, kwargs: Any) -> Any:
     """``beta * input + alpha * product``; what `input` holds has no meaning with a `beta` of 0."""
     alpha, beta = kwargs.get('alpha', 1), kwargs.get('beta', 1)
@@ -250,7 +225,7 @@ def _added(func: Any, args: Any, kwargs: Any) -> Any:
     return to.copy_(product) if is_in_place(name_of(func)) else product
 
 
-@rule('einsum', _ALL_PAIRS)
+@rule('einsum')
 def _einsum(func: Any, args: Any, kwargs: Any) -> Any:
     """Letters as the user has them; those of ``...`` are numbers from the right."""
     equation, *operands = args
@@ -269,8 +244,7 @@ def _einsum(func: Any, args: Any, kwargs: Any) -> Any:
     else:
         out = [*dots, *sorted(e for e in every if isinstance(e, str) and every.count(e) == 1)]
     run = lambda *own: func(equation, *own)  # noqa: E731
-    form = f'torch.einsum({equation!r}, {", ".join(["{}"] * len(operands))})'
-    return contract(func, operands, letters, out, run, broadcasting=every, form=form)
+    return contract(func, operands, letters, out, run, broadcasting=every)
 
 
 def _spelled(text: str, num_dims: int) -> list[Hashable]:
@@ -281,12 +255,12 @@ def _spelled(text: str, num_dims: int) -> list[Hashable]:
 _MODE = 'use_mm_for_euclid_dist_if_necessary'
 
 
-@named_rule('cdist', 'write torch.cdist(x, pyg_sar.gather(y)), all pairs of the own rows')
+@named_rule('cdist')
 def _cdist(func: Any, x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = _MODE) -> Any:
     """Distances ``[..., i, j]`` of ``[..., i, k]`` and ``[..., j, k]``, all of `k` at once."""
     of_a, of_b = _with_batch(dim_of(x1), 'ik', ''), _with_batch(dim_of(x2), 'jk', '')
     batch = list(range(-max(dim_of(x1), dim_of(x2), 2), -2))
-    if rows_letter(func, (x1, x2), (of_a, of_b)) == 'k':
-        refuse(func, 'along the rows of all ranks needs all rows in one place')
+    if any(isinstance(x, Rows) and x._dim == dim_of(x) - 1 for x in (x1, x2)):
+        return on_all_rows(func, x1, x2, p, compute_mode)
     run = lambda x, y: func(x, y, p, compute_mode)  # noqa: E731
     return contract(func, (x1, x2), (of_a, of_b), [*batch, 'i', 'j'], run, broadcasting=batch)

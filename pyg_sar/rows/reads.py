@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, whole_shape
-from pyg_sar.rows.over_ranks import all_rows, whole
+from pyg_sar.rows.align import argument, own_rows, whole_shape
+from pyg_sar.rows.over_ranks import in_one_place, on_all_rows, whole
 from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import bare_name, hint, rule
 from pyg_sar.rows.replicated import PLAIN
-from pyg_sar.rows.rows import Rows, plain, plainly, read, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, read, refuse, remember, tag
 from pyg_sar.utils.installed import find
 
 rule(
@@ -196,18 +196,20 @@ def _hook(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('grad')
 def _autograd_grad(func: Any, args: Any, kwargs: Any) -> Any:
-    """``torch.autograd.grad`` of a loss by rows."""
+    """``torch.autograd.grad`` of a loss by rows, or of rows with their gradient."""
     inputs = argument(args, kwargs, 1, 'inputs')
     many = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     outputs = argument(args, kwargs, 0, 'outputs')
-    for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
-        if isinstance(output, Rows):
-            refuse(func, 'starts from a plain tensor')
-    kwargs = {k: v for k, v in kwargs.items() if k not in ('inputs', 'outputs')}
+    outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+    starts = argument(args, kwargs, 2, 'grad_outputs')
+    starts = starts if isinstance(starts, (tuple, list)) else (starts,) * len(outputs)
+    starts = [_share(func, *pair) for pair in zip(outputs, starts, strict=True)]
+    named = ('inputs', 'outputs', 'grad_outputs')
+    kwargs = {k: v for k, v in kwargs.items() if k not in named}
     makes_zeros = kwargs.pop('materialize_grads', False)
     if makes_zeros:
         kwargs['allow_unused'] = True
-    grads = list(func(outputs, [*map(_edge, many)], *args[2:], **kwargs))
+    grads = list(func([*map(plain, outputs)], [*map(_edge, many)], starts, *args[3:], **kwargs))
     for i, (grad, tensor) in enumerate(zip(grads, many, strict=True)):
         if grad is None and makes_zeros:
             grads[i] = torch.zeros_like(tensor)
@@ -256,20 +258,41 @@ def _unknown(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func, 'is not known to be right', how if isinstance(func, of_library) else '')
 
 
-@rule(
-    'numpy array array_wrap',
-    'write pyg_sar.gather(x).numpy(force=True), all rows on every rank, or give pyg_sar.gather(x) '
-    'to what makes arrays (NumPy, SciPy, scikit-learn, some functions of PyG); where '
-    'structured_negative_sampling asks, write pyg_sar.negative_sampling(edge_index, paired=True)',
-)
+@rule('numpy array')
+def _array(func: Any, args: Any, kwargs: Any) -> Any:
+    """All rows, to be read: torch's array is a view of its tensor."""
+    with plainly():
+        array = func(in_one_place(func, args[0]), *args[1:], **kwargs)
+    if isinstance(array.base, Tensor):
+        array.flags.writeable = False
+        remember(array.base, args[0], slice(None))
+    return array
+
+
+@rule('array_wrap')
+def _wrapped(func: Any, args: Any, kwargs: Any) -> Any:
+    with plainly():
+        return func(whole(args[0]), *args[1:], **kwargs)
+
+
 @rule(
     'item __float__ __int__ __index__ __complex__',
     'write x[3, 0].item() for one number, or x.sum().item() for one of all rows',
 )
 @rule('__bool__', 'write (x > 0).all() or (x > 0).any(), which are one bool of all rows')
-@rule('__contains__', 'write (x == value).any()')
-@rule('dlpack to_dlpack')
 def _one_number(func: Any, args: Any, kwargs: Any) -> Any:
+    if math.prod(whole_shape(args[0])) != 1:
+        refuse(func)
+    return on_all_rows(func, *args, **kwargs)
+
+
+@rule('__contains__')
+def _contains(func: Any, args: Any, kwargs: Any) -> bool:
+    return bool((args[0] == args[1]).any())
+
+
+@rule('dlpack to_dlpack')
+def _of_other_libraries(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func)
 
 
@@ -292,10 +315,4 @@ def _pointers(func: Any, args: Any, kwargs: Any) -> Any:
     return func(whole(args[0]), *args[1:], **kwargs)
 
 
-@named_rule('tolist', 'write pyg_sar.gather(x).tolist()')
-def _list(func: Any, input: Rows) -> Any:
-    """The numbers of a vector, which every rank has for it."""
-    if dim_of(input) != 1:
-        refuse(func)
-    with plainly():
-        return all_rows(input).tolist()
+rule('tolist')(lambda func, args, kwargs: on_all_rows(func, *args, **kwargs))

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, dims_of, named_rule
 from pyg_sar.rows.one_loss import for_rows, has_fractions, sum_of_ranks, widened
-from pyg_sar.rows.over_ranks import largest_of_ranks
+from pyg_sar.rows.over_ranks import largest_of_ranks, on_all_rows
 from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import bare_name, rule, rule_of
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rowwise import needs_all_rows, not_empty, over_rows, own_results
+from pyg_sar.rows.rowwise import not_empty, over_rows, own_results
 from pyg_sar.utils.nested import in_nested
 
 _POSITIONS = {
@@ -151,7 +151,7 @@ def _norm(over: Reduction) -> Tensor:
     p = over.named.get('p', over.named.get('ord', 2))
     p = 2 if p in (None, 'fro') else p
     if not isinstance(p, (int, float)):
-        refuse(over.func, f'of kind {p!r} is not known to be right')
+        return on_all_rows(over.func, *over.arguments[0], **over.arguments[1])
     if over.name == 'norm' and over.named.get('dim') and len(over.dims) > 2 and p != 2:
         refuse(over.func, 'over more than two dimensions is not known to be right')
     size = over.values.abs()
@@ -168,7 +168,7 @@ def _norm(over: Reduction) -> Tensor:
 
 def _logsumexp(over: Reduction) -> Tensor:
     values = over.values.to(widened(over.values.dtype))
-    top = over.largest(values.detach(), keepdim=True)
+    top = over.largest(values.detach(), keepdim=True) if over.count else values.new_zeros(())
     top = torch.where(top.abs() == math.inf, 0, top)
     total = over.sum((values - top).exp(), keepdim=True).log() + top
     return total if over.keepdim else total.squeeze(over.dims)
@@ -293,7 +293,7 @@ def _norm_of_any(func: Any, args: Any, kwargs: Any) -> Any:
 def _over_matrices(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     """Over both dimensions; the Frobenius norm is that of one vector of all numbers."""
     if argument(args, kwargs, 1, 'ord', default='fro') != 'fro':
-        needs_all_rows(func)
+        return on_all_rows(func, *args, **kwargs)
     dims = argument(args, kwargs, 2, 'dim', default=(-2, -1))
     keepdim = argument(args, kwargs, 3, 'keepdim', default=False)
     norm, dtype = torch.linalg.vector_norm, kwargs.get('dtype')

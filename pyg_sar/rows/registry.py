@@ -134,7 +134,6 @@ ALL_ROWS = (
 
 BROADCAST = (
     'in two dimensions would pair every row with every row',
-    'write x.view(-1) for the column of an [N, 1], or give pyg_sar.gather(y) as one side for all '
-    'pairs',
+    'write x.view(-1) for the column of an [N, 1], or y[None, :] for all pairs',
 )
 """Why rows do not broadcast against rows, and what to write."""

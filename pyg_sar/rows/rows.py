@@ -16,7 +16,6 @@ A loss made of rows is equal on all ranks, and gradients are those of one proces
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from traceback import walk_stack
@@ -40,6 +39,7 @@ from pyg_sar.rows.registry import (
 from pyg_sar.rows.replicated import note
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.scoped import Scoped
+from pyg_sar.utils.tensor_state import checksum, storage_of
 
 inside: Scoped[str] = Scoped('')
 """Begins the error for a function that is refused inside of a transform."""
@@ -67,7 +67,7 @@ class Rows(Tensor):
         if len(types) > 1 and any(hasattr(kind, 'is_matrix') for kind in types):
             return NotImplemented  # a sparse matrix knows what it is with rows
         if slices_read.value:
-            _check_slices(func, args)
+            check_slices(func, args)
         rule = rules_by_function.get(func)
         if rule is None or torch._C._are_functorch_transforms_active():
             rule = rule_of(func)
@@ -219,57 +219,77 @@ class _Slice:
     """
 
     index: Any
-    same: Tensor  # which has one count of changes with it
-    version: int
-    whole: weakref.ref[Tensor]  # which lives as long as any view of the slice
+    same: Tensor  # in its memory
+    version: int | None  # torch counts no changes of tensors of inference mode
+    numbers: tuple[int, ...]
     values: StorageWeakRef  # of the rows
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the program has the slice, or a view of it."""
+        storage = self.same.untyped_storage()
+        return bool(torch._C._storage_Use_Count(storage._cdata) > 2)  # `same` and `storage`
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether it was written to; of a large one that is alive what torch counts."""
+        if self.version is not None and self.same._version != self.version:
+            return True
+        is_counted = self.version is not None and self.same.numel() > _FEW and self.is_alive
+        return not is_counted and checksum(self.same) != self.numbers
+
+
+_FEW = 4096
 slices_read: Scoped[list[_Slice] | None] = Scoped(None)
 
 
-def remember(out: Tensor, values: Tensor, index: Any) -> None:
+def remember(out: Tensor, values: Any, index: Any) -> None:
     """Remembers that ``values[index]`` gave a copy."""
-    if out.is_inference():  # whose changes are not counted
-        return
     with plainly():
-        whole = weakref.ref(out if out._base is None else out._base)
+        values = getattr(values, 'view_of', None) if hasattr(values, 'view_of') else values
+        if values is None:
+            return
+        same = out.detach()
+        version = None if same.is_inference() else same._version
         storage = StorageWeakRef(values.untyped_storage())  # type: ignore[no-untyped-call]
-        part = _Slice(index, out.detach(), out._version, whole, storage)
+        part = _Slice(index, same, version, checksum(same), storage)
     slices_read.value = [*(slices_read.value or []), part]
 
 
-def _check_slices(func: Any, args: Any) -> None:
+def check_slices(func: Any = None, args: Any = ()) -> None:
     """Raises a ValueError if a slice has changed, or if `func` changes rows that a slice shows.
 
     ``x[:5] += 1`` writes the slice back itself. An optimizer may change parameters.
     """
     every = slices_read.value or []
-    changed = [part for part in every if part.same._version != part.version]
-    alive = [part for part in every if part not in changed and part.whole() is not None]
-    slices_read.value = alive
-    for part in changed:
-        writes_back = func is Tensor.__setitem__ and str(args[1]) == str(part.index)
-        if not (writes_back or part.values.expired()):  # type: ignore[no-untyped-call]
-            raise ValueError(
-                'a slice of rows is a copy on every rank, and one was changed in place, which the '
-                'rows do not see: write x[:5] = ... instead, or change x[:5].clone()'
-            )
-    if not args or not is_in_place(name_of(func)) or not isinstance(args[0], Tensor):
-        return
     with plainly():
-        if (args[0].is_leaf and args[0].requires_grad) or args[0].is_sparse:
+        changes = bool(args) and isinstance(args[0], Tensor) and not args[0].is_sparse
+        changes = changes and is_in_place(name_of(func))
+        changed = storage_of(args[0]) if changes else None
+        kept = []
+        for part in every:
+            if part.values.expired():  # type: ignore[no-untyped-call]
+                continue
+            if part.is_changed:
+                writes_back = func is Tensor.__setitem__ and part.values.cdata == changed
+                if writes_back and str(args[1]) == str(part.index):
+                    continue
+                raise ValueError(
+                    'a slice of rows is a copy on every rank, and one was changed in place, which '
+                    'the rows do not see: write x[:5] = ... instead, or change x[:5].clone()'
+                )
+            if part.is_alive:
+                kept.append(part)
+        slices_read.value = kept
+        if changed is None or (args[0].is_leaf and args[0].requires_grad):
             return
-        storage = args[0].untyped_storage()._cdata
         # A slice that is an argument itself may be nobody else's.
-        arguments = {
-            id(tensor) for arg in args[1:] for tensor in (arg, getattr(arg, '_base', None))
-        }
-        if any(p.values.cdata == storage and id(p.whole()) not in arguments for p in alive):
+        given = {storage_of(arg) for arg in args[1:] if isinstance(arg, Tensor)}
+        if any(p.values.cdata == changed and storage_of(p.same) not in given for p in kept):
             raise ValueError(
-                f"'{name_of(func)}' changes rows in place of which a slice was read before: the "
-                'slice is a copy on every rank and does not change with them; read it afterwards, '
-                'or read x[:5].clone()'
+                f"'{name_of(func)}' changes rows in place of which a slice or an array was read "
+                'before: it is a copy on every rank and does not change with them; read it '
+                'afterwards, or read x[:5].clone() or x.numpy().copy()'
             )
 
 

@@ -1,8 +1,8 @@
 """Functions that compute every row by itself: they act on other dimensions than the rows'.
 
 A table says on which dimensions a function acts. If the rows are in another one, it runs on the own
-rows. If they are in one of these, it runs over the rows of all ranks where that is known; else a
-vector is gathered, 8 bytes a row on every rank, and more dimensions are refused.
+rows. If they are in one of these, it runs over the rows of all ranks where that is known; else
+every rank gathers all rows.
 
 A rank without rows runs most functions on one row, of which nothing is kept: some functions of
 torch refuse empty tensors, and what they give then has no history.
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, dim_of, dims_of, rows_in
 from pyg_sar.rows.one_loss import for_rows
-from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule, rules_by_function
+from pyg_sar.rows.over_ranks import on_all_rows
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule, rules_by_function
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding
@@ -31,19 +31,11 @@ OverRows = Callable[[Any, Rows, Any, Any], Any]
 Dims = slice | Sequence[int]
 
 
-def needs_all_rows(func: Any, *_: Any) -> Any:
-    """Refuses a function that acts on the dimension of the rows."""
-    refuse(func, 'over the rows of all ranks needs all rows in one place')
-
-
-def of_a_vector(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
-    """Runs a function on a whole vector, gathered on every rank; the result is plain."""
-    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
-    if dim_of(rows) > 1 or len(tensors) > 1 or is_in_place(name_of(func)):
-        needs_all_rows(func)
-    everything = all_rows(rows)
-    args, kwargs = in_nested((args, kwargs), lambda arg: everything if arg is rows else arg)
-    return func(*args, **kwargs)
+def of_all_rows(func: Any, _: Any, args: Any, kwargs: Any) -> Any:
+    """Runs a function that acts on the dimension of the rows; the result is plain."""
+    if is_in_place(name_of(func)):
+        refuse(func, 'in place, over the rows of all ranks, is not known to be right')
+    return on_all_rows(func, *args, **kwargs)
 
 
 class _Acts(NamedTuple):
@@ -57,7 +49,7 @@ class _Acts(NamedTuple):
     """
 
     dims: slice | tuple[int, tuple[int, ...] | None]
-    over: OverRows = needs_all_rows
+    over: OverRows = of_all_rows
     draws: bool = False
     pads: bool = True
 
@@ -70,11 +62,12 @@ _LAST, _ALL, _NOWHERE = (-1,), None, 9
 
 _TABLE: dict[str, _Acts] = {
     **_of('softmax log_softmax softmin', (1, _LAST)),
-    **_of('sort argsort cumsum cumprod cummax cummin logcumsumexp glu', (1, _LAST), of_a_vector),
-    **_of('topk diff', (2, _LAST), of_a_vector),
-    **_of('flip', (1, _ALL), of_a_vector),
-    **_of('roll', (2, _ALL), of_a_vector),
-    **_of('linalg_matrix_norm', (2, (-2, -1)), of_a_vector),
+    **_of('sort argsort cumsum cumprod cummax cummin logcumsumexp glu', (1, _LAST)),
+    **_of('topk diff', (2, _LAST)),
+    **_of('take_along_dim', (2, _ALL)),
+    **_of('flip', (1, _ALL)),
+    **_of('roll', (2, _ALL)),
+    **_of('linalg_matrix_norm', (2, (-2, -1))),
     **_of('layer_norm rms_norm', (_NOWHERE, _ALL)),
     **_of('group_norm', slice(1, None)),
     **_of('multinomial sample_dirichlet', slice(-1, None), draws=True),
@@ -92,17 +85,12 @@ _TABLE: dict[str, _Acts] = {
         slice(-2, None),
         pads=False,
     ),
+    **_of('pca_lowrank svd_lowrank', slice(-2, None), draws=True),
     **_of('fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2', (2, (-2, -1))),
     **_of('max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d', slice(-1, None)),
     **_of('max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d', slice(-2, None)),
     **_of('interpolate', slice(2, None)),
 }
-hint(
-    'sort argsort msort',
-    'write pyg_sar.gather(x).sort(dim=0); a median in a conv is aggr=MedianAggregation() of its '
-    'constructor',
-)
-hint('multinomial', 'write torch.multinomial(pyg_sar.gather(weights), n)')
 over_rows: dict[str, OverRows] = {}
 """Functions that compute over the rows of all ranks, by name."""
 
@@ -120,7 +108,7 @@ def _by_table(func: Any, args: Any, kwargs: Any) -> Any:
     elif isinstance(acts.dims, slice):
         dims = acts.dims
     else:
-        refuse(func)
+        return on_all_rows(func, *args, **kwargs)
     return rowwise(func, args, kwargs, dims, pads=acts.pads, draws=acts.draws)
 
 
@@ -161,6 +149,7 @@ def rowwise(
         generator = next((arg for arg in others if isinstance(arg, torch.Generator)), None)
         with own_draws(rows_in(args, kwargs)[0].device, generator):
             return rowwise(func, args, kwargs, dims, pads=pads)
+    given = args, kwargs
     if isinstance(rows, Rows) and not any(isinstance(arg, Tensor) for arg in others):
         sharding, num_dims, dim = rows._sharding, dim_of(rows), rows._dim
     else:
@@ -170,7 +159,7 @@ def rowwise(
         dim = num_dims - right
     dims = range(num_dims)[dims] if isinstance(dims, slice) else dims
     if dim in dims:
-        needs_all_rows(func)
+        return on_all_rows(func, *given[0], **given[1])
 
     def own(value: Any) -> Any:
         at = dim_of(value) - (num_dims - dim) if isinstance(value, Tensor) else -1
@@ -212,6 +201,21 @@ def not_empty(value: Tensor, dim: int) -> Tensor:
     return torch.cat([value, row], dim)
 
 
+@rule(
+    'addbmm addr aminmax block_diag cartesian_prod cholesky_inverse combinations corrcoef '
+    'cumulative_trapezoid diag_embed diagflat dist embedding_bag fft_fftn fft_fftshift fft_hfft2 '
+    'fft_hfftn fft_ifftn fft_ifftshift fft_ihfft2 fft_ihfftn fft_irfftn fft_rfftn fliplr flipud '
+    'gradient histogram inner kron linalg_cond linalg_lstsq linalg_lu_factor linalg_lu_solve '
+    'linalg_matrix_rank linalg_multi_dot linalg_solve_ex local_response_norm lu_solve '
+    'masked_scatter msort multilabel_margin_loss multilabel_soft_margin_loss pdist renorm reversed '
+    'rot90 segment_reduce tensordot to_sparse to_sparse_coo to_sparse_csr trapezoid trapz '
+    'triangular_solve triplet_margin_with_distance_loss unique_consecutive'
+)
+def _seldom(func: Any, args: Any, kwargs: Any) -> Any:
+    """What few programs do with rows, whichever dimension they are."""
+    return of_all_rows(func, None, args, kwargs)
+
+
 @rule('linalg_solve linalg_solve_triangular cholesky_solve')
 def _solve(func: Any, args: Any, kwargs: Any) -> Any:
     """Right-hand sides that are rows, each by itself."""
@@ -221,7 +225,7 @@ def _solve(func: Any, args: Any, kwargs: Any) -> Any:
         right, is_left = argument(args, kwargs, 0, 'input', 'B'), True
     are_rows = isinstance(right, Rows) and len(rows_in(tensors)) == 1
     if not are_rows or {dim_of(tensor) for tensor in tensors} != {2} or right._dim != is_left:
-        refuse(func, 'is known of one matrix, and right-hand sides that are rows')
+        return on_all_rows(func, *args, **kwargs)
     with plainly():
         result = func(*in_nested(args, _own), **in_nested(kwargs, _own))
         return tag(result, right._dim, right._sharding)

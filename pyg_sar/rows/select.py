@@ -28,10 +28,11 @@ from pyg_sar.rows.index import (
     as_items,
     dims_used,
     index_other_dims,
+    is_number,
     position_of_rows,
 )
 from pyg_sar.rows.one_loss import for_rows
-from pyg_sar.rows.over_ranks import fetched
+from pyg_sar.rows.over_ranks import fetched, in_one_place
 from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import note_table
@@ -54,14 +55,17 @@ def _getitem(func: Any, args: Any, kwargs: Any) -> Any:
     at = items[position]
     if isinstance(at, slice) and at == slice(None):
         return index_other_dims(func, values, items, position)
+    is_view = not any(isinstance(item, Tensor) and not is_number(item) for item in items)
     if any(isinstance(item, Tensor) for i, item in enumerate(items) if i != position):
-        return _number_in_each_row(func, values, items, position)
-    # First the other dimensions, then the rows.
-    items[position] = slice(None)
-    if any(item is None or item != slice(None) for item in items):
-        values = index_other_dims(func, values, items, position)
-    out = select_rows(func, values, at, values._dim)
-    if isinstance(at, (int, slice)) and out is not values:
+        out = _number_in_each_row(func, values, items, position)
+    else:
+        # First the other dimensions, then the rows.
+        items[position] = slice(None)
+        some = values
+        if any(item is None or item != slice(None) for item in items):
+            some = index_other_dims(func, values, items, position)
+        out = select_rows(func, some, at, some._dim)
+    if is_view and out is not values:
         remember(out, values, index)
     return out
 
@@ -118,10 +122,11 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
     if dim_of(mask) > 1:
         if dim == dim_of(mask) - 1 and whole_shape(mask)[:-1] == [1] * dim:
             return _unpadded(func, values, mask, dim)
-        if dim or not isinstance(mask, Rows):
-            refuse(func, 'by a mask of several dimensions is known for masks of rows only')
-        if mask._dim:
-            refuse(func, 'by a mask whose rows are elsewhere')
+        if dim:
+            refuse(func, 'by a mask of several dimensions is known for rows in the first')
+        if not isinstance(mask, Rows) or mask._dim:
+            own = own_rows(func, in_one_place(func, mask), 0, sharding)
+            mask = tag(own, 0, sharding)
         count = dim_of(mask)
         width = math.prod(mask.shape[1:])
         with plainly():
@@ -156,7 +161,7 @@ def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
         elif ids._sharding is values._sharding and all(agree(_are_places(ids))):
             out = plain(values).movedim(dim, 0).clone()  # a permutation that moves nothing
         else:
-            out = fetched(values, plain(ids), are_rows=True)
+            out = fetched(values, plain(ids).long(), are_rows=True)
         return tag(_in_place_of(out, ids, dim), dim + ids._dim, ids._sharding)
 
 
@@ -180,12 +185,18 @@ def _number_in_each_row(func: Any, values: Rows, items: list[Any], position: int
         few = select_rows(func, values, at.reshape(-1), values._dim)
         items[position] = torch.arange(at.numel(), device=few.device).view_as(at)
         return few[tuple(items)]
-    if values._dim or position or len(others) != 1 or not isinstance(others[0], Tensor):
+    full = [item for item in others if isinstance(item, slice) and item == slice(None)]
+    if values._dim or position or len(others) != 1 + len(full) or others[0] in full:
         refuse(func, *TWO_DIMENSIONS)
     other: Any = others[0]
-    if at.dtype == torch.bool:
-        refuse(func, 'by a mask and by numbers at once is not known to be right')
     sharding = values._sharding
+    if at.dtype == torch.bool:
+        some = select_rows(func, values, at, 0)
+        is_wide = isinstance(other, Tensor) and dim_of(other)
+        other = own_rows(func, other, 0, some._sharding) if is_wide else other
+        with plainly():
+            count = torch.arange(some._sharding.own, device=some.device)
+            return tag(plain(some)[count, other], 0, some._sharding)
     if not isinstance(at, Rows):
         at = tag(own_rows(func, at, 0, other._sharding), 0, other._sharding)
     if not isinstance(other, Rows):

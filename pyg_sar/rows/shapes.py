@@ -20,8 +20,9 @@ from pyg_sar.rows.align import (
     sizes_in,
     whole_shape,
 )
+from pyg_sar.rows.over_ranks import in_one_place, on_all_rows
 from pyg_sar.rows.registry import name_of, rule
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
 from pyg_sar.rows.sharding import Sharding, ids_of_repeated
 
 
@@ -40,7 +41,12 @@ def _reshape(func: Any, args: Any, kwargs: Any) -> Any:
         with plainly():
             return rows.view(sizes) if name == 'view_as' else rows.reshape(sizes)
     with plainly():
-        shape, dim, sharding = reshaped(func, rows, sizes)
+        fit = reshaped(rows, sizes)
+        if fit is None:  # would split rows, or mix them with what is before them
+            out = in_one_place(func, rows).reshape(*sizes)
+            remember(out, rows, slice(None))
+            return out
+        shape, dim, sharding = fit
         own = Tensor.as_subclass(rows, Tensor)
         out = own.view(shape) if name in ('view', 'view_as') else own.reshape(shape)
         return tag(out, dim, sharding)
@@ -82,8 +88,8 @@ def _of_dtype(func: Any, rows: Rows, dtype: torch.dtype) -> Any:
         return tag(plain(rows).view(dtype), rows._dim, rows._sharding)
 
 
-def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], int, Sharding]:
-    """The shape with own rows, where they are and whose, for the sizes of the whole.
+def reshaped(rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], int, Sharding] | None:
+    """The shape with own rows, where they are and whose, for the sizes of the whole, or None.
 
     Called where rows are plain. One of the sizes may be -1; if they do not fit, that is an error as
     torch has it. Numbers lie in the order of the dimensions. So rows can take what is in them
@@ -110,11 +116,7 @@ def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], in
         if size == base.total * count and count * after == per_base:
             fits.append((count != repeats, count, abs(dim - rows._dim), dim))
     if not fits:
-        refuse(
-            func,
-            f'from {old} to {new} would split rows, or mix them with what is before them',
-            f'write pyg_sar.gather(x).reshape({", ".join(map(str, new))})',
-        )
+        return None
     _, count, _, dim = min(fits)  # of a whole of one row several fit
     new_sharding = base.times(count)
     new[dim] = new_sharding.own
@@ -146,20 +148,19 @@ def _expand(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('repeat tile')
 def _repeat(func: Any, args: Any, kwargs: Any) -> Any:
-    """All rows a second time after the first would be rows in another order."""
+    """Along the rows all of them come a second time after the first."""
     rows = args[0] if args else kwargs['input']
     counts = sizes_in(args[1:], kwargs, 'repeats', 'dims')
     if name_of(func) == 'tile':
         counts = [1] * (dim_of(rows) - len(counts)) + counts
     dim = len(counts) - from_right(rows)
-    if dim >= 0 and counts[dim] != 1:
-        refuse(
-            func,
-            'along the rows would give them another order',
-            'write x.repeat_interleave(n, 0), each row n times, or pyg_sar.gather(x).repeat(n, 1)',
-        )
+    if 0 in counts:
+        return on_all_rows(func, *args, **kwargs)
+    times = counts[dim] if dim >= 0 else 1
+    counts[dim] = counts[dim] // times
     with plainly():
-        return tag(plain(rows).repeat(counts), dim, rows._sharding)
+        once = tag(plain(rows).repeat(counts), dim, rows._sharding)
+    return once if times == 1 else torch.cat([once] * times, dim)
 
 
 @named_rule('repeat_interleave')
@@ -168,7 +169,7 @@ def _repeat_interleave(func: Any, input: Rows, repeats: Any, dim: int | None = N
         return torch.repeat_interleave(input.reshape(-1), repeats, 0)
     is_along = dim % dim_of(input) == input._dim
     if isinstance(repeats, Rows) or (is_along and not isinstance(repeats, int)):
-        refuse(func, 'along the rows takes one number for all of them')
+        return on_all_rows(func, input, repeats, dim)
     sharding = input._sharding.times(repeats) if is_along else input._sharding
     with plainly():
         return tag(torch.repeat_interleave(plain(input), repeats, dim), input._dim, sharding)

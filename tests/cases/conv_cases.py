@@ -27,11 +27,11 @@ CHECKS: dict[str, Case] = {case.name: case for case in own_cases.CHECKS}
 ANY = CASES | MORE | CHECKS
 
 REFUSED_BY_DESIGN = {
-    *('CuGraphGATConv', 'CuGraphRGCNConv', 'CuGraphSAGEConv', 'DynamicEdgeConv', 'FusedGATConv'),
-    *('GravNetConv', 'MeshCNNConv', 'PANConv', 'WLConv', 'XConv'),
+    *('CuGraphGATConv', 'CuGraphRGCNConv', 'CuGraphSAGEConv', 'FusedGATConv'),
+    *('MeshCNNConv', 'PANConv', 'WLConv', 'XConv'),
 }
 """Classes that are refused for good, at construction or at the first forward by a rule of rows:
-graphs of nearest points, closed CUDA kernels, products of adjacency matrices, colours by a
+closed CUDA kernels, products of adjacency matrices, colours by a
 dictionary, edges by place."""
 
 EXACT = [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN]

@@ -17,25 +17,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch_geometric.transforms as T  # noqa: F401 (of the programs, as the next ones)
-from scipy.sparse import csr_matrix  # noqa: F401
-from sklearn.metrics import f1_score  # noqa: F401
 from torch import Tensor
-from torch.nn import LSTM, BatchNorm1d, Linear  # noqa: F401
+from torch.nn import Linear  # noqa: F401
 from torch_geometric.explain import Explainer, GNNExplainer, ModelConfig
 from torch_geometric.loader import NeighborLoader  # noqa: F401
 from torch_geometric.nn import GCNConv, HypergraphConv, MessagePassing, SAGEConv  # noqa: F401
-from torch_geometric.utils import scatter  # noqa: F401
 
 import pyg_sar
 
 NUM_RANKS = 3
 
 
-class Sorts(MessagePassing):
-    """A conv that asks for the order of all rows."""
+class ReadsMemory(MessagePassing):
+    """A conv that asks where numbers lie."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x.sort(dim=0).values)
+        return self.propagate(edge_index, x=x + x.data_ptr())
 
 
 @dataclass(frozen=True)
@@ -129,8 +126,8 @@ pyg_sar.SARConv(SAGEConv(8, 4))(data.x, pyg_sar.local(data).edge_index)
     as pyg_sar.local gives them => the edge_index and rows of load_shard
 own = pyg_sar.local(data); net()(own.x, own.edge_index)
     got the own edges and rows of a rank => takes the edge_index and rows of load_shard
-Sorts()(data.x, data.edge_index)
-    'sort' of rows => Sorts is not wrapped: call pyg_sar.DistributedDataParallel(model)
+ReadsMemory()(data.x, data.edge_index)
+    'data_ptr' of rows => ReadsMemory is not wrapped: call pyg_sar.DistributedDataParallel(model)
 net(lambda: HypergraphConv(6, 3))(data.x, data.edge_index)
     'size' of HypergraphConv => num_edges=data.num_nodes
 pyg_sar.DistributedDataParallel(Net(), drpout_seed=1)
@@ -155,12 +152,8 @@ data.edge_index += 1
     edges in place => write edge_index[:, mask]
 T.RandomLinkSplit()(pyg_sar.local(data))
     T.RandomLinkSplit means nothing => the data of pyg_sar.load_shard
-T.SIGN(2)(data)
-    T.SIGN means nothing => --transform 'SIGN'
-T.LaplacianLambdaMax()(data)
-    T.LaplacianLambdaMax means nothing => Data(edge_index=pyg_sar.gather(edge_index)
-T.LargestConnectedComponents()(data)
-    T.LargestConnectedComponents => --transform 'Largest
+T.RootedEgoNets(1)(data)
+    T.RootedEgoNets means nothing => --transform 'RootedEgoNets'
 # of a loader
 NeighborLoader(data, [2, 2], batch_size=4)
     PyG's NeighborSampler samples => use pyg_sar.NeighborLoader
@@ -175,42 +168,14 @@ pyg_sar.LinkNeighborLoader(data, [2], neg_sampling='tripplet')
 # of rows
 torch.save(data.x, io.BytesIO())
     cannot be pickled => pyg_sar.gather(x)
-out(data).argmax(1).numpy()
-    'numpy' of rows => pyg_sar.gather(x)
-f1_score(data.y, data.y, average='micro')
-    'array' of rows => pyg_sar.gather(x).numpy(force=True)
-csr_matrix(data.x)
-    nodes, dim=0 => pyg_sar.gather(x)
 float(data.x)
     'float' of rows => write x[3, 0].item()
 if data.x > 0: data.x.zero_()
     'bool' of rows => write (x > 0).all()
-1 in data.y
-    'contains' of rows => (x == value).any()
-[*data.x]
-    'unbind' of rows => for row in pyg_sar.gather(x)
-data.x.sort(dim=0)
-    'sort' of rows => pyg_sar.gather(x).sort(dim=0)
-data.x.repeat(2, 1)
-    another order => x.repeat_interleave(n, 0)
 data.x + torch.ones(7, 6)
     a plain tensor with 7 rows => of the whole
-data.x @ data.x.t()
-    every row with every row => q @ pyg_sar.gather(k)
 data.y - data.y.view(-1, 1)
-    every row with every row => x.view(-1)
-torch.cdist(data.x, data.x)
-    every row with every row => torch.cdist(x, pyg_sar.gather(y))
-torch.diag(data.y)
-    'diag' of rows => torch.diag(pyg_sar.gather(x))
-BatchNorm1d(data.num_nodes)(data.x.t())
-    'batch_norm' of rows => put nodes first
-F.conv1d(data.x.t(), torch.ones(1, 6, 3).double())
-    'conv1d' of rows => pyg_sar.gather(x)
-LSTM(6, 3).double()(data.x)
-    'lstm' of rows => x.unsqueeze(1)
-scatter(data.x, data.y, reduce='mul')
-    of kind 'prod' => torch_geometric.utils.scatter(*map(pyg_sar.gather
+    every row with every row => y[None, :] for all pairs
 scripted()(data.x)
     'TorchScript' of rows => call the model itself
 torch.jit.trace(Linear(6, 3).double(), data.x)

@@ -479,7 +479,6 @@ def test_what_is_computed_of_the_weight(data: Any, wrap: Wrap, name: str) -> lis
 
 
 REFUSED: dict[str, tuple[Callable[[Run], Any], str]] = {
-    'a spectral norm': (lambda r: torch.linalg.norm(r.table.weight.detach(), 2), 'matrix_norm'),
     'a new draw': (lambda r: nn.init.normal_(r.table.weight), "'normal'"),
     'a list of the whole': (
         lambda r: torch._foreach_add_([torch.zeros(40, DIM)], [r.table.weight.detach()]),

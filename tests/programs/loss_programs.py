@@ -12,6 +12,7 @@ from three_steps import descend, model_of, supervised, trained, weights
 from torch import Tensor
 from torch.nn import Parameter
 from torch_geometric.data import Data
+from torch_geometric.utils import to_torch_csr_tensor
 
 
 def fit(data: Data, ddp: Ddp, loss: Callable[[Tensor, Data], Tensor], num_out: int = 3) -> Results:
@@ -120,6 +121,50 @@ def equally_many_of_two_classes(z: Tensor, data: Data) -> Tensor:
     return F.cross_entropy(z, data.y) - F.mse_loss(z[first], z[second]).tanh() + both.mean()
 
 
+def all_pairs(z: Tensor, data: Data) -> Tensor:
+    """The adjacency against z z^T, dense, as small graphs allow."""
+    adj = torch.zeros(data.num_nodes, data.num_nodes).double()
+    adj[data.edge_index[0], data.edge_index[1]] = 1
+    return F.binary_cross_entropy_with_logits(z @ z.t(), adj)
+
+
+def info_nce_by_cross_entropy(z: Tensor, data: Data) -> Tensor:
+    a, b = F.normalize(z), F.normalize(z.flip(1))
+    return F.cross_entropy(a @ b.t() / 0.2, torch.arange(a.size(0)))
+
+
+def contrast_of_two_views(z: Tensor, data: Data) -> Tensor:
+    """Of nodes in two views (as in GRACE), and of a view with the nodes of its class."""
+    a, b = F.normalize(z), F.normalize(z.flip(1))
+    near, across = (a @ a.t() / 0.5).exp(), (a @ b.t() / 0.5).exp()
+    loss = -torch.log(across.diag() / (near.sum(1) + across.sum(1) - near.diag())).mean()
+    scores = (a @ a.t()).fill_diagonal_(-9.0).log_softmax(1)
+    alike = (data.y[:, None] == data.y[None, :]).double()
+    return loss - ((alike * scores).sum(1) / alike.sum(1)).mean() / 9
+
+
+def auc_by_pairs(z: Tensor, data: Data) -> Tensor:
+    """The share of pairs of a positive and a negative that are in order."""
+    score, target = z[:, 0], data.y == 0
+    above = score[target].view(-1, 1) > score[~target].view(1, -1)
+    return z.mean() + above.double().mean()
+
+
+def numpy_metrics(z: Tensor, data: Data) -> Tensor:
+    return z.mean() + float(z.detach().cpu().numpy().mean())
+
+
+def principal_components(z: Tensor, data: Data) -> Tensor:
+    x = data.x - data.x.mean(0)
+    vectors = torch.linalg.svd(x, full_matrices=False).Vh[:3]
+    return F.mse_loss(z, (x @ vectors.t()).abs())
+
+
+def csr_matrix(z: Tensor, data: Data) -> Tensor:
+    adj = to_torch_csr_tensor(data.edge_index.flip(0), size=(data.num_nodes, data.num_nodes))
+    return (adj.double() @ z).pow(2).mean()
+
+
 def smooth_l1_by_norms(out: Tensor, data: Data) -> Tensor:
     return F.smooth_l1_loss(out, data.x.norm(dim=-1, keepdim=True) / 9)
 
@@ -134,7 +179,8 @@ PROGRAMS = programs(
         *(ignored_labels, sum_over_count, train_idx, focal_loss),
         *(soft_targets, multi_label, loss_per_class, logit_adjustment, noisy_labels),
         *(margin_of_random_pairs, norm_of_activations, shifted_neighbours),
-        equally_many_of_two_classes,
+        *(equally_many_of_two_classes, all_pairs, info_nce_by_cross_entropy, auc_by_pairs),
+        *(numpy_metrics, principal_components, csr_matrix, contrast_of_two_views),
     ),
 )
 PROGRAMS |= programs(partial(fit, num_out=1), named(smooth_l1_by_norms))

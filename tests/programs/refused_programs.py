@@ -1,4 +1,4 @@
-"""What is refused, by an error that says why: pairs of all nodes, NumPy, second derivatives."""
+"""What is refused, by an error that says why: second derivatives, statistics of all edges."""
 
 from __future__ import annotations
 
@@ -6,58 +6,15 @@ import step_programs
 import torch
 import torch.nn.functional as F
 import transformer_programs
-from shared import Ddp, Net, Results, named, programs
+from shared import Ddp, Net, Results
 from three_steps import descend, model_of, supervised, trained
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Linear
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import to_torch_csr_tensor
-
-
-def all_pairs(z: Tensor, data: Data) -> Tensor:
-    """The adjacency against z z^T, dense, as small graphs allow."""
-    adj = torch.zeros(data.num_nodes, data.num_nodes).double()
-    adj[data.edge_index[0], data.edge_index[1]] = 1
-    return F.binary_cross_entropy_with_logits(z @ z.t(), adj)
-
-
-def info_nce_by_cross_entropy(z: Tensor, data: Data) -> Tensor:
-    a, b = F.normalize(z), F.normalize(z.flip(1))
-    return F.cross_entropy(a @ b.t() / 0.2, torch.arange(a.size(0)))
-
-
-def auc_by_pairs(z: Tensor, data: Data) -> Tensor:
-    """The share of pairs of a positive and a negative that are in order."""
-    score, target = z[:, 0], data.y == 0
-    above = score[target].view(-1, 1) > score[~target].view(1, -1)
-    return z.mean() + above.double().mean()
-
-
-def numpy_metrics(z: Tensor, data: Data) -> Tensor:
-    return z.mean() + float(z.detach().cpu().numpy().mean())
-
-
-def principal_components(z: Tensor, data: Data) -> Tensor:
-    x = data.x - data.x.mean(0)
-    vectors = torch.linalg.svd(x, full_matrices=False).Vh[:3]
-    return F.mse_loss(z, (x @ vectors.t()).abs())
-
-
-def csr_matrix(z: Tensor, data: Data) -> Tensor:
-    adj = to_torch_csr_tensor(data.edge_index.flip(0), size=(data.num_nodes, data.num_nodes))
-    return (adj.double() @ z).pow(2).mean()
-
 
 PROGRAMS = transformer_programs.REFUSED | step_programs.REFUSED
-PROGRAMS |= programs(
-    lambda data, ddp, loss: trained(data, ddp, loss=lambda out: loss(out, data)),
-    named(
-        *(all_pairs, info_nce_by_cross_entropy, auc_by_pairs),
-        *(numpy_metrics, principal_components, csr_matrix),
-    ),
-)
 
 
 def gradient_penalty_of_a_gnn(data: Data, ddp: Ddp) -> Results:

@@ -139,16 +139,12 @@ STEPS: dict[str, Callable[[], nn.Module]] = {
     'selected and put back': plain(
         lambda x, e: x.index_copy(0, (x[:, 0] > 0).nonzero()[:, 0], x[x[:, 0] > 0] * 2)
     ),
-}
-
-REFUSED_STEPS: dict[str, Callable[[], nn.Module]] = {
     'MedianAggregation': pooled(aggr.MedianAggregation),
     'GRUAggregation': pooled(lambda: aggr.GRUAggregation(C, C)),
     'LSTMAggregation': pooled(lambda: aggr.LSTMAggregation(C, C)),
     'SortAggregation': of(
         lambda: aggr.SortAggregation(2), lambda m, x, e: x + m(x, _zeros(x)).view(2, C).sum(0)
     ),
-    'EquilibriumAggregation': pooled(lambda: Equilibrium(C, C, [8])),
     'MultiheadAttention': whole_graph_layer,
     'GRU': of(lambda: nn.GRU(C, C), lambda m, x, e: m(x)[0]),
     'Conv1d': of(lambda: nn.Conv1d(C, C, 3, padding=1), lambda m, x, e: m(x.t()[None])[0].t()),
@@ -165,4 +161,4 @@ def with_step(data: Any, ddp: Ddp, step: Callable[[], nn.Module]) -> Results:
 
 
 PROGRAMS = programs(with_step, STEPS)
-REFUSED = programs(with_step, REFUSED_STEPS)
+REFUSED = programs(with_step, {'EquilibriumAggregation': pooled(lambda: Equilibrium(C, C, [8]))})

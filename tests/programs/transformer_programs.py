@@ -146,12 +146,6 @@ def multihead_padded(m: Any, x: Tensor) -> Tensor:
     return m.attention(x[None], key, key, key_padding_mask=mask, need_weights=False)[0][0]
 
 
-@parts(attention=partial(nn.MultiheadAttention, 8, 2, dropout=0.3))
-def multihead_dropout(m: Any, x: Tensor) -> Tensor:
-    """Dropout of the weights while it trains."""
-    return m.attention(x, x, x, need_weights=False)[0]
-
-
 LAYER = partial(nn.TransformerEncoderLayer, 8, 2, 16, dropout=0.0, batch_first=True)
 
 
@@ -356,21 +350,17 @@ def codebook(m: Any, x: Tensor) -> Tensor:
 LAYERS = {
     'sdpa_mask_of_keys': of_mask(of_keys),
     'sdpa_numbers_of_keys': of_mask(lambda x: x[:, 0].detach().view(1, 1, 1, -1)),
+    'sdpa_causal': sdpa(lambda m, x: {'is_causal': True}),
+    'sdpa_mask_of_pairs': of_mask(of_pairs),
 } | named(
     *(nodeformer_kernel, softmax_over_nodes, masked_linear, linear_by_bmm, sdpa_grouped),
     *(multihead_padded, encoder_stack, encoder_padded, pooled_with_weights, galerkin),
     *(class_token, tokens_with_weights, decoder_of_tokens, decoder_of_nodes, linformer),
     *(hydra_and_aft, random_features, mask_of_pairs_by_gather, codebook),
+    *(multihead_with_weights, encoder_causal, softmax_by_einsum, softmax_by_bmm, cumulative),
+    landmarks_of_runs,
 )
 PROGRAMS = programs(fit_layers, LAYERS)
-PROGRAMS |= programs(fit, named(linear_of_several_graphs, sequences_of_hops))
+PROGRAMS |= programs(fit, named(linear_of_several_graphs, sequences_of_hops, sdpa_mask_of_edges))
 
-REFUSED_LAYERS = {
-    'sdpa_causal': sdpa(lambda m, x: {'is_causal': True}),
-    'sdpa_mask_of_pairs': of_mask(of_pairs),
-    'sdpa_dropout': sdpa(lambda m, x: {'dropout_p': 0.5} if m.training else {}),
-} | named(
-    *(multihead_with_weights, multihead_dropout, encoder_causal, softmax_by_einsum),
-    *(softmax_by_bmm, cumulative, encoder_padded_at_its_end, landmarks_of_runs),
-)
-REFUSED = programs(fit_layers, REFUSED_LAYERS) | programs(fit, named(sdpa_mask_of_edges))
+REFUSED = programs(fit_layers, named(encoder_padded_at_its_end))

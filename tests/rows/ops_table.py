@@ -42,6 +42,7 @@ _FAMILIES = {
     'softmax': 'Softmax and norms of vectors',
     'places': 'Counts, look-ups and order',
     'products': 'Products',
+    'diagonal': 'Products',
     'losses': 'Losses',
     'layers': 'Layers',
     'attention': 'Attention',
@@ -70,8 +71,8 @@ random numbers only the kind of the result is compared. None is wrong.
 | *refused by name* | {num_unknown} | no rule is known for them, and no case was run |
 | *read* | {num_reads} | shapes are those of the whole; of others nothing is computed |
 
-All names by kind, with the dimensions: `tests/rows/ops_table.json`. Calls that would need all rows
-in one place are refused, too.
+All names by kind, with the dimensions: `tests/rows/ops_table.json`. A call that needs all rows in
+one place gathers them on every rank.
 
 ## Refused
 

@@ -39,12 +39,46 @@ torch.addmm(x, y.t(), z) | [2] [7,3]@0 [7,2]@0
 torch.einsum('nhm,nhd->hmd', x, y) | [7,2,3]@0 [7,2,4]@0
 torch.einsum('nd,ne', x, y) | [7,3]@0 [7,2]; torch.einsum('nd->d', x) | [7,3]@0
 """
-REFUSED_PRODUCTS = """
-x @ y.t() | [7,3]@0 [7,3]@0; x @ y | [2,7,3]@1 [2,3,7]@2; torch.tensordot(x, y, 1) | [7,3]@0 [3,2]
+ALL_PAIRS = """
+x @ y.t() | [7,3]@0 [7,3]@0; x @ y | [2,7,3]@1 [2,3,7]@2; torch.mm(x, y) | [7,7]@0 [7,7]@0
 torch.cdist(x, y) | [7,3]@0 [7,3]@0; torch.einsum('nd,md->nm', x, y) | [7,3]@0 [7,3]@0
-torch.einsum('nn->n', x) | [7,7]@0; torch.mm(x, y) | [7,7]@0 [7,7]@0
-F.linear(x, y) | [7,3]@0 [7,3]@0; torch.trace(x) | [7,7]@0; torch.diagonal(x) | [7,7]@0
-torch.cross(x, y, dim=0) | [3,7]@0 [3,7]@0
+torch.einsum('nm,mf->nf', x, y) | [7,7]@0 [7,3]@0; torch.einsum('nm,mf->mf', x, y) | [7,7]@0 [7,3]@0
+torch.einsum('nf,mf,md->nd', x, y, z) | [7,3]@0 [7,3]@0 [7,2]@0
+F.linear(x, y) | [7,3]@0 [7,3]@0; F.linear(x, y, z) | [7,3]@0 [7,3]@0 [7]
+torch.outer(x, y) | [7]@0 [7]@0; x[:, None] - y[None] | [7,3]@0 [7,3]@0; torch.diag(x) | [7]@0
+x / x.sum(1) + x.t() | [7,7]@0; x.sum(0) - y * x | [7,7]@0 [7]@0; x.clone().add_(x.t()) | [7,7]@0
+torch.cat([x, x.t()], 1) | [7,7]@0; torch.cat([x, x.t()]) | [7,7]@0
+torch.stack([x, y]) | [7,7]@0 [7,7]@1
+torch.diagonal(x) | [7,7]@0; x.t().diag() | [7,7]@0; x.clone().fill_diagonal_(2) | [7,7]@0
+x[:, (y > 0).long()] | [7,7]@0 [7]@0; x.repeat(2, 1) | [7,2]@0
+F.scaled_dot_product_attention(x, y, y, is_causal=True) | [2,7,3]@1 [2,7,3]@1
+F.scaled_dot_product_attention(x, y, y, z) | [2,7,3]@1 [2,7,3]@1 [7,7]
+F.scaled_dot_product_attention(x, y, y, z) | [7,3]@0 [7,3]@0 [7,7]@0
+F.scaled_dot_product_attention(x, y, y, z.t()) | [7,3]@0 [7,3]@0 [7,7]@0
+F.scaled_dot_product_attention(x, y, y, is_causal=True) | [7,3]@0 [5,3]
+"""
+IN_ONE_PLACE = """
+torch.trace(x) | [7,7]@0; torch.squeeze(x) | [1,2]@0; x.squeeze(0) | [1,2]@0
+torch.einsum('nf,mf->f', x, y) | [7,3]@0 [7,3]@0
+x.t() @ y @ x | [7,3]@0 [7,7]@0
+torch.cross(x, y, dim=0) | [3,7]@0 [3,7]@0; torch.cdist(x.t(), y.t()) | [7,3]@0 [7,2]
+x.diagonal(1) | [7,7]@0; x.diagonal(dim1=1, dim2=2) | [2,7,7]@1; x.triu() | [7,7]@0
+x.sort(0) | [7,2]@0
+x.cumsum(0) | [7,2]@0; x.flip(0, 1) | [7,2]@0; x.roll((1, 2), (0, 1)) | [7,2]@0
+x.diff(dim=0) | [7,2]@0
+torch.linalg.svdvals(x) | [7,3]@0; torch.linalg.qr(x)[0].abs() | [7,3]@0; x.norm('nuc') | [7,3]@0
+torch.linalg.solve(x @ x.t() + torch.eye(7), y) | [7,3]@0 [7,2]@0; torch.linalg.norm(x, 2) | [7,3]@0
+F.cross_entropy(x.t(), torch.arange(3)) | [7,3]@0; F.nll_loss(x, torch.arange(3)) | [3,7]@1
+F.conv1d(x[None], y) | [3,7]@1 [2,3,3]; F.batch_norm(x, None, None, training=True) | [3,7]@1
+torch.nn.GRU(3, 2).double()(x)[0] * 0 | [7,3]@0
+torch.take_along_dim(x, y.argsort(0), 0) | [7,2]@0 [7,2]@0
+x.view(2, 4, 3) | [8,3]@0; x.view(-1, 2) | [4,7,2]@1; x.t().reshape(-1) | [7,2]@0
+x.reshape(2, 7) | [7,2]@0; list(x) | [7,2]@0; x.repeat_interleave(torch.arange(7), 0) | [7,2]@0
+F.scaled_dot_product_attention(x, y, y, is_causal=True) | [5,3] [7,3]@0
+"""
+REFUSED_PRODUCTS = """
+torch.einsum('nn->n', x) | [7,7]@0; x.cumsum_(0) | [7,2]@0
+x - y | [7,1]@0 [7]@0
 torch.eye(x.size(1), dtype=x.dtype).to_sparse() @ x.t() | [7,3]@0
 """
 OF_ROWS = """
@@ -68,10 +102,8 @@ x.narrow(0, 1, 2) + x.narrow(0, -3, 2) | [7,2]@0; x.select(0, 4) | [7,2]@0; x.ch
 x.split([3, 4], dim=1) | [2,7]@1
 """
 REFUSED_SHAPES = """
-x.view(2, 4, 3) | [8,3]@0; x.view(-1, 2) | [4,7,2]@1; x.t().reshape(-1) | [7,2]@0
-x.reshape(2, 7) | [7,2]@0; x.expand(5, -1) | [1,3]@0; x.repeat(2, 1) | [7,2]@0
-torch.squeeze(x) | [1,2]@0; x.squeeze(0) | [1,2]@0; list(x) | [7,2]@0; x.unfold(0, 2, 1) | [7,2]@0
-torch.stack([x, y]) | [7,7]@0 [7,7]@1; x.as_strided((2, 2), (1, 1)) | [7,2]@0
+x.expand(5, -1) | [1,3]@0
+x.unfold(0, 2, 1) | [7,2]@0; x.as_strided((2, 2), (1, 1)) | [7,2]@0
 """
 
 
@@ -112,6 +144,7 @@ NUMBERS = torch.float64, torch.complex128
 TABLES = [
     *product([(ROW_BY_ROW, True), (OVER_THE_ROWS, False)], NUMBERS),
     *product([(OF_ROWS, True), (FETCHED, False)], [torch.float64]),
+    *product([(ALL_PAIRS, True), (IN_ONE_PLACE, False)], [torch.float64]),
 ]
 """Whether what they give is rows; of which numbers."""
 
@@ -130,12 +163,16 @@ def test_refused() -> None:
 
 
 @on_threads(2)
-def test_refusing_every_pair_names_what_to_use_instead() -> None:
-    x = tag(torch.ones(rank() + 1, 3), 0, Sharding(rank() + 1, what='nodes', total=3))
-    with pytest.raises(ValueError, match='spread over the ranks') as error:
-        x @ x.t()
-    assert 'torch.nn.functional.scaled_dot_product_attention' in str(error.value)
-    assert 'q @ (k.t() @ v)' in str(error.value)
+def test_a_dropout_of_weights_keeps_their_mean() -> None:
+    """Every one of 64 equal weights is dropped by itself, or doubled."""
+    ids = torch.arange(32) + 32 * rank()
+    rows = tag(torch.zeros(32, 1), 0, Sharding(32, what='nodes', ids=ids, total=64))
+    torch.manual_seed(0)
+    kept = F.scaled_dot_product_attention(rows, rows, rows + 1, dropout_p=0.5)
+    counts = pyg_sar.gather(kept).view(-1) * 32
+    assert torch.equal(counts, counts.round())
+    assert counts.unique().numel() > 5
+    assert abs(float(counts.mean()) - 32) < 4
 
 
 def _cut(total: int = 3, **options: Any) -> tuple[Sharding, Any]:
@@ -181,20 +218,16 @@ x.t().index_add(1, data.edge_index[0], x[data.edge_index[1]].t(), alpha=0.5)
 x.index_add(0, data.edge_index[0], source=x[data.edge_index[1]], alpha=-2)
 (x := data.x.t()).reshape(-1, 2); x.view(20, 12)
 B @ x; torch.sparse.mm(B, x); B.to_dense() @ x
-(x := pairs) @ (y := data.x); (x := pairs).mm((y := data.x))
-torch.einsum('nf,mf->nm', x, y); torch.einsum('nm,mf->nf', (x := pairs), (y := data.x))
-torch.einsum('nf,mf,md->nd', x, y, z); torch.einsum('nf,mf->f', x, y)
 """
 
 
 def _followed(data: Any, wrap: Any, expression: str) -> list[Any]:
     """What an expression gives, or what its error says to write."""
     leaf = data.x.detach().requires_grad_()
-    x = y = leaf * 2
+    x = leaf * 2
     B = torch.arange(120.0, dtype=x.dtype).view(3, 40).to_sparse()
-    pairs = leaf @ pyg_sar.gather(leaf).t()
-    names = {'data': Data(x=x, edge_index=data.edge_index), 'x': x, 'y': y, 'z': x.sin(), 'B': B}
-    names |= {'pairs': pairs, 'torch': torch, 'pyg_sar': pyg_sar}
+    names = {'data': Data(x=x, edge_index=data.edge_index), 'x': x, 'B': B}
+    names |= {'torch': torch, 'pyg_sar': pyg_sar}
     try:
         out = eval(expression, names)
     except ValueError as error:

@@ -59,7 +59,10 @@ torch.utils.data.default_collate([x, x]).sum(1)
 torch.autograd.functional.jacobian(lambda a: a.square().sum(0), x)
 torch.autograd.functional.vjp(lambda a: a.square().sum(0), x, X[0])[1]
 torch.tensor(x.type() == 'torch.DoubleTensor'); (np.float64(2) * x).sum(0)
-torch.zeros(N, 4, dtype=x.dtype).add_(x)
+torch.zeros(N, 4, dtype=x.dtype).add_(x); np.add(x, 1); torch.as_tensor(np.asarray(x, 'f4'))
+torch.tensor(np.array(x)); torch.tensor(x.numpy(force=True)); torch.tensor(x.tolist()); sum(x)
+x.to_sparse().to_dense(); torch.stack(list(x)); torch.stack([*x.t()], 1)
+torch.stack([*reversed(x)])
 torch.sparse_coo_tensor(diagonal(N), x[:, 0], (N, N), **checked).to_dense()
 torch.sparse_compressed_tensor(*csr(), x[:, 0], layout=torch.sparse_csr, **checked).to_dense()
 torch.sparse_csr_tensor(*csr(), x[:, 0], **checked).to_dense()
@@ -68,9 +71,9 @@ REFUSED = """
 x.new(x); torch.DoubleTensor(x); setattr(x, 'real', X); setattr(X.clone(), 'real', x)
 torch.sparse.DoubleTensor(diagonal(N), x[:, 0], torch.Size([N, N])); x.untyped_storage()
 torch.save(Holder(x).state_dict(), io.BytesIO()); x.storage(); x.data_ptr(); x.share_memory_()
-x.as_subclass(Tensor); x.set_(X); x.numpy(force=True); x.tolist(); float(x[:, 0])
+x.as_subclass(Tensor); x.set_(X); float(x[:, 0])
 bool((x > 0).all(1)); x.new_tensor(x); torch.jit.script(torch.nn.Linear(4, 2).double())(x)
-torch.jit.trace(lambda a: (2 * a).sum(0), (x,)); x.to_sparse()
+torch.jit.trace(lambda a: (2 * a).sum(0), (x,))
 torch.vmap(lambda w: x @ w)(torch.ones(3, 4, 2).double())
 torch.func.grad(lambda w: (x @ w).sum())(X[0])
 """
@@ -78,10 +81,10 @@ REFUSED_MAKERS = """
 torch.asarray(t); torch.tensor(t); torch.tensor(data=t); torch.Tensor(t); in_data(t); saved(t)
 torch.autograd.Variable(t); torch.zeros(1, dtype=t.dtype).new(t); torch.zeros(1).new_tensor(t)
 pickle.loads(pickle.dumps(t)); torch.zeros(1, dtype=t.dtype).set_(t); torch.from_dlpack(t)
-torch.nested.nested_tensor([t]); torch.utils.dlpack.to_dlpack(t); doubled(t); np.add(t, 1)
+torch.nested.nested_tensor([t]); torch.utils.dlpack.to_dlpack(t); doubled(t)
 torch.vmap(lambda a: 2 * a)(t); torch.func.grad(loss_of)(t); multi_grad_hook(t)
-torch.func.vjp(loss_of, t)[0]; np.from_dlpack(t); np.asarray(t); np.array(t); list(t); sum(t)
-[*t]; [*reversed(t)]; 1 in t; torch.tensor([t, t]); torch.func.jvp(loss_of, (t,), (t,))
+torch.func.vjp(loss_of, t)[0]; np.from_dlpack(t)
+torch.tensor([t, t]); torch.func.jvp(loss_of, (t,), (t,))
 torch.nested.as_nested_tensor([t]); torch.multiprocessing.reductions.reduce_tensor(t)
 """
 REFUSED_BY_TORCH = """
@@ -113,6 +116,7 @@ def test_stays_rows() -> None:
 
 
 @pytest.mark.filterwarnings('ignore:torch.sparse.SparseTensor', 'ignore:Sparse CSR tensor support')
+@pytest.mark.filterwarnings('ignore:__array')
 @pytest.mark.parametrize('world_size', [1, 3])
 @on_threads(3)
 def test_is_that_of_the_whole(world_size: int) -> None:
@@ -151,6 +155,24 @@ def test_a_copy_shares_its_memory() -> None:
     assert torch.equal(pyg_sar.gather(x.detach()), X + 1)
     ids = copy.copy(rows(torch.arange(N)))
     assert torch.equal(pyg_sar.gather(rows()[ids]), X)
+
+
+@on_threads(3)
+def test_an_array_is_read_only_and_stays_as_it_is() -> None:
+    """NumPy's array of a tensor is a view of it."""
+    x = rows()
+    array = x.detach().cpu().numpy()
+    with pytest.raises(ValueError, match='read-only'):
+        array[0] = 0
+    part = array[1:, 2]
+    del array
+    with pytest.raises(ValueError, match=r'an array was read before.*x\.numpy\(\)\.copy'):
+        x.add_(1)
+    del part
+    copied = x.numpy().copy()
+    copied[0] = 0
+    x.add_(1)
+    assert np.array_equal(x.numpy(), X.numpy() + 1)
 
 
 @on_threads(2)
@@ -223,7 +245,7 @@ def test_a_plain_tensor_is_one_of_the_whole() -> None:
 @on_threads(3)
 def test_what_leaves_says_so() -> None:
     x = rows()
-    for leave in (x.numpy, x.tolist, lambda: float(x[:, 0].exp()), lambda: bool(x)):
+    for leave in (lambda: float(x[:, 0].exp()), lambda: bool(x)):
         with pytest.raises(ValueError, match=r'rows of this rank alone: write '):
             leave()
     assert torch.equal(pyg_sar.gather(x), X)
