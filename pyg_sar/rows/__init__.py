@@ -5,6 +5,7 @@ Rules stand in a file for each family of functions, see :mod:`pyg_sar.rows.regis
 
 from pyg_sar.rows import (
     attention,
+    backward,
     diagonal,
     dimensions,
     group,

@@ -20,8 +20,9 @@ from pyg_sar.comm.ranks import check_lives
 from pyg_sar.rows.align import argument, dim_of, listed, masked, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, names
-from pyg_sar.rows.rows import Rows, check_slices, plain, plainly, refuse, remember, slices_read, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding
+from pyg_sar.rows.slices import check_slices, remember, slices_read
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Cached, Shard
 from pyg_sar.utils.nested import in_nested, leaves

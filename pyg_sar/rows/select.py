@@ -36,7 +36,8 @@ from pyg_sar.rows.over_ranks import fetched, in_one_place
 from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import note_table
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.slices import remember
 from pyg_sar.utils.unsigned import in_dtype, picked, signed
 
 _MANY_READS = 1000

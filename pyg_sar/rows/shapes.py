@@ -22,8 +22,9 @@ from pyg_sar.rows.align import (
 )
 from pyg_sar.rows.over_ranks import in_one_place, on_all_rows
 from pyg_sar.rows.registry import name_of, rule
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding, ids_of_repeated
+from pyg_sar.rows.slices import remember
 
 
 @rule('view reshape view_as reshape_as flatten unflatten ravel')

@@ -21,7 +21,8 @@ import pyg_sar
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.registry import names as words
-from pyg_sar.rows.rows import Rows, plainly, slices_read
+from pyg_sar.rows.rows import Rows, plainly
+from pyg_sar.rows.slices import slices_read
 
 NUM_PARTS = 3
 Label = tuple[str, str, str]

@@ -52,6 +52,7 @@ _FAMILIES = {
     'index': 'Assignments',
     'group': 'Groups',
     'composed': 'Made of others',
+    'backward': 'Read, or not known',
     'reads': 'Read, or not known',
 }
 
