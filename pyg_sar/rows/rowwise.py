@@ -208,12 +208,18 @@ def not_empty(value: Tensor, dim: int) -> Tensor:
     'gradient histogram inner kron linalg_cond linalg_lstsq linalg_lu_factor linalg_lu_solve '
     'linalg_matrix_rank linalg_multi_dot linalg_solve_ex local_response_norm lu_solve '
     'masked_scatter msort multilabel_margin_loss multilabel_soft_margin_loss pdist renorm reversed '
-    'rot90 segment_reduce tensordot to_sparse to_sparse_coo to_sparse_csr trapezoid trapz '
+    'rot90 tensordot to_sparse to_sparse_coo to_sparse_csr trapezoid trapz '
     'triangular_solve triplet_margin_with_distance_loss unique_consecutive'
 )
 def _seldom(func: Any, args: Any, kwargs: Any) -> Any:
     """What few programs do with rows, whichever dimension they are."""
     return of_all_rows(func, None, args, kwargs)
+
+
+@rule('segment_reduce')
+def _of_segments(func: Any, args: Any, kwargs: Any) -> Any:
+    kwargs = {'axis' if name == 'dim' else name: value for name, value in kwargs.items()}
+    return on_all_rows(func, *args, **kwargs)
 
 
 @rule('linalg_solve linalg_solve_triangular cholesky_solve')

@@ -173,7 +173,7 @@ def kinds_of_others(reached: set[str]) -> dict[str, list[str]]:
             rule = registry.rule_of(function)
             if rule.__name__ == '_unknown':
                 kinds['unknown'].add(name)
-            elif rule.__module__.endswith('.reads') or rule.__name__ == 'read':
+            elif rule.__module__.endswith(('.reads', '.backward')) or rule.__name__ == 'read':
                 kinds['reads'].add(name)
             elif name not in reached:
                 kinds['not run'].add(name)

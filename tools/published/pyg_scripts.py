@@ -6,13 +6,6 @@ from typing import Any
 
 from scripts import Edit, Script
 
-_GATHER = 'scikit-learn takes gathered rows'
-
-
-def _gathered(*texts: str) -> tuple[Edit, ...]:
-    """Expressions that are gathered before NumPy takes them."""
-    return tuple((text, f'pyg_sar.gather({text})') for text in texts)
-
 
 def _planetoid(name: str, end: int, **more: object) -> Script:
     return Script(f'examples/{name}.py', loop=f'range(1, {end})', **more)  # type: ignore[arg-type]
@@ -81,53 +74,22 @@ FULL_BATCH = [
     _planetoid(
         'dna',
         201,
-        more=(
-            (
-                'skf.split(data.y, data.y)',
-                'skf.split(pyg_sar.gather(data.y), pyg_sar.gather(data.y))',
-            ),
-        ),
-        why=_GATHER,
     ),
     _planetoid(
         'infomax_transductive',
         301,
-        more=(
-            (
-                'model.test(z[data.train_mask], data.y[data.train_mask],',
-                'model.test(*map(pyg_sar.gather, (z[data.train_mask], data.y[data.train_mask],',
-            ),
-            (
-                'z[data.test_mask], data.y[data.test_mask], max_iter=150)',
-                'z[data.test_mask], data.y[data.test_mask])), max_iter=150)',
-            ),
-        ),
-        why=_GATHER,
     ),
     _planetoid(
         'rect',
         201,
         plain=(('RECT_L(200, 200,', 'RECT_L(16, 16,'),),
         wraps=(('model', 'criterion = '),),
-        more=(
-            (
-                'reg.fit(h[data.train_mask].numpy(), data.y[data.train_mask].numpy())',
-                'reg.fit(*map(pyg_sar.gather, (h[data.train_mask], data.y[data.train_mask])))',
-            ),
-            (
-                'reg.score(h[data.test_mask].numpy(), data.y[data.test_mask].numpy())',
-                'reg.score(*map(pyg_sar.gather, (h[data.test_mask], data.y[data.test_mask])))',
-            ),
-        ),
-        why=_GATHER,
     ),
     _planetoid('graph_unet', 201, plain=(('2000 / data', '60 / data'),)),
     Script(
         'examples/ogc.py',
         loop='range(1, 65)',
         wraps=(('model', 'def update_U'),),
-        more=(('torch.diag(data.train_mask)', 'torch.diag(pyg_sar.gather(data.train_mask))'),),
-        why='a diagonal matrix is made whole',
     ),
     _planetoid('sign', 201),
 ]
@@ -142,24 +104,12 @@ LINKS = [
         'link_pred',
         101,
         graphs=3,
-        more=(('z @ z.t()', 'z @ pyg_sar.gather(z).t()'),),
-        why='all pairs of nodes',
     ),
     _planetoid(
         'argva_node_clustering',
         151,
         graphs=3,
         wraps=(('model', 'encoder_optimizer = '),),
-        more=(
-            ('kmeans_input = z.cpu().numpy()', 'kmeans_input = pyg_sar.gather(z).cpu().numpy()'),
-            ('labels = data.y.cpu().numpy()', 'labels = pyg_sar.gather(data.y).cpu().numpy()'),
-            ('fit_transform(z.cpu().numpy())', 'fit_transform(pyg_sar.gather(z).cpu().numpy())'),
-            (
-                'y = data.y.cpu().numpy()\n\n    plt',
-                'y = pyg_sar.gather(data.y).cpu().numpy()\n\n    plt',
-            ),
-        ),
-        why=_GATHER,
     ),
     *(
         Script(
@@ -228,16 +178,6 @@ HETERO = [
         loop='range(1, 1001)',
         plain=(('epoch % 50', 'epoch % 1'),),
         loads=('T.AddMetaPaths(metapaths, drop_orig_edge_types=True)(dataset[0])',),
-        more=(
-            ('.fit(train_emb, train_y)', '.fit(*map(pyg_sar.gather, (train_emb, train_y)))'),
-            (
-                'return clf.score(val_emb, val_y), clf.score(test_emb, test_y)',
-                'scored = map(pyg_sar.gather, (val_emb, val_y, test_emb, test_y))\n'
-                '    val_emb, val_y, test_emb, test_y = scored\n'
-                '    return clf.score(val_emb, val_y), clf.score(test_emb, test_y)',
-            ),
-        ),
-        why=_GATHER,
     ),
 ]
 
@@ -249,14 +189,6 @@ _SMALL_SPLITS: tuple[Edit, ...] = (
 )
 
 
-_OGB = 'the evaluator of OGB takes gathered rows'
-_EVALUATED = _gathered(
-    *(
-        f"torch.cat({kind}['{split}'], dim=0)"
-        for split in ('train', 'valid', 'test')
-        for kind in ('y_true', 'y_pred')
-    )
-)
 _EXPLAINED: tuple[Edit, ...] = (
     (
         'explainer = Explainer(',
@@ -294,22 +226,6 @@ OTHERS = [
             ('model(x, ', 'model(x.double(), ', 2),
         ),
         wraps=(('model', 'optimizer = '),),
-        more=(
-            (
-                'model.create_spectral_features(train_pos_edge_index, train_neg_edge_index)',
-                'model.create_spectral_features('
-                '*map(pyg_sar.gather, (train_pos_edge_index, train_neg_edge_index)))',
-            ),
-            (
-                'model.loss(z, train_pos_edge_index, train_neg_edge_index)',
-                'model.loss(z, *map(pyg_sar.gather, (train_pos_edge_index, train_neg_edge_index)))',
-            ),
-            (
-                'model.test(z, test_pos_edge_index, test_neg_edge_index)',
-                'model.test(*map(pyg_sar.gather, (z, test_pos_edge_index, test_neg_edge_index)))',
-            ),
-        ),
-        why='edges that SciPy and negative sampling read, and rows for scikit-learn, are gathered',
         note='one window of time',
     ),
     Script(
@@ -320,8 +236,6 @@ OTHERS = [
             ('RandomNodeLoader(data, num_parts=5,', '[data]; dict('),
             ('num_layers=28)', 'num_layers=6)'),
         ),
-        more=_EVALUATED,
-        why=_OGB,
         note='full batch in place of `RandomNodeLoader`',
     ),
     Script(
@@ -331,8 +245,6 @@ OTHERS = [
             ('RandomNodeLoader(data, num_parts=10, shuffle=True,', '[data]; dict('),
             ('RandomNodeLoader(data, num_parts=1,', '[data]; dict('),
         ),
-        more=_EVALUATED,
-        why=_OGB,
         note='full batch in place of `RandomNodeLoader`',
     ),
     _planetoid(
@@ -426,17 +338,13 @@ def _proteins(name: str, options: str = '', **more: Any) -> Script:
         f'DataLoader({split}_dataset, batch_size=2, shuffle={split == "train"})'
         for split in ('train', 'val', 'test')
     ]
-    read = 'torch.cat(ys, dim=0).numpy(), torch.cat(preds, dim=0).numpy()'
     return Script(
         f'examples/{name}.py',
         options,
         loads=tuple(loads),
         plain=edits,
-        more=(
-            *more.pop('more', (('len(train_loader.dataset)', '2'),)),
-            (read, '(pyg_sar.gather(torch.cat(each)).numpy() for each in (ys, preds))'),
-        ),
-        why='the number of graphs is written out; ' + _GATHER,
+        more=more.pop('more', (('len(train_loader.dataset)', '2'),)),
+        why='the number of graphs is written out',
         note='one batch of two graphs',
         **more,
     )
