@@ -78,6 +78,8 @@ def _attention(
                 key, value = _for_heads(query, key, value)
             by = 1 / math.sqrt(query.size(-1)) if scale is None else scale
             return F.dropout(_weights(query, key, mask, by), dropout_p) @ value
+        if mask is not None and mask.is_floating_point():
+            mask = mask.to(query.dtype)  # torch's kernels take it for one
         options = {'scale': scale, 'enable_gqa': enable_gqa}
         return func(query, key, value, mask, dropout_p, is_causal, **options)
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expressions import expressions
-from on_ranks import on_threads
 from ranks import run_as_threads
 from rows_by_hand import as_rows, sharding_of
 from torch import Tensor
@@ -36,7 +35,8 @@ def bools(x: Any) -> Any:
 
 
 def floats(x: Any) -> Any:
-    return x[:, 1].detach().float().view(1, 1, -1)
+    """A float32 mask of a float64 query is read as garbage by torch's kernels."""
+    return x[:, 1].detach().to(torch.promote_types(x.dtype, torch.float32)).view(1, 1, -1)
 
 
 def among_all(x: Any, mask: Any) -> Any:
@@ -58,10 +58,11 @@ def in_the_batch(x: Any) -> Any:
 # Of rows x, of plain rows `few`, and of rows m of which masks are made. Rank 0 has rows 0 to 8.
 FORMS = """
 among_all(x, None); among_all(x, bools(m)); among_all(x, floats(m)); grouped(x, bools(m))
-among_all(x, (ids % 3 > 0).view(1, 1, -1)); among_all(x, ids.float().view(1, 1, -1) / 7)
+among_all(x, (ids % 3 > 0).view(1, 1, -1)); among_all(x, floats(m * 0 + ids.view(-1, 1) / 7))
 among_all(x, (m[:, 0] * 0 + n_id > 8).view(1, 1, -1)); among_all(x, (ids == 5).view(1, 1, -1))
 among_all(x, (ids < 0).view(1, 1, -1)); attend(few, x, x); attend(few, x, x, bools(m)[0])
 attend(x, few, few); in_the_batch(x); attend(x, x, x, dropout_p=0.0)
+attend(x, x, x, is_causal=True)
 """
 
 
@@ -78,7 +79,7 @@ def _results(whole: bool, mode: str, exact: bool = False) -> dict[str, list[Tens
             sharding = sharding_of(COUNTS[world_size()])
             x, n_id = as_rows(x, sharding), as_rows(ids, sharding)
         x, few = x.requires_grad_(), few.requires_grad_()
-        masks = x.detach().float() if exact else x.detach()
+        masks = x.detach().float().double() if exact else x.detach()
         with torch.autocast('cpu', cast) if cast and not exact else nullcontext():
             out = eval(form, globals() | {'x': x, 'few': few, 'm': masks, 'ids': ids, 'n_id': n_id})
             (out if exact or dtype == torch.float64 else out.float()).square().mean().backward()
@@ -124,12 +125,3 @@ def test_the_attention_of_gps(num_ranks: int) -> None:
         for name, value in expected.items():
             allowed = float(value.abs().max()) / 20
             torch.testing.assert_close(found[name], value, rtol=0, atol=allowed, msg=name)
-
-
-@on_threads(3)
-def test_what_would_be_of_every_pair() -> None:
-    x = as_rows(torch.randn(N, WIDTH), sharding_of(COUNTS[world_size()]))
-    with torch.autocast('cpu', torch.bfloat16):
-        for options in ({'is_causal': True}, {'dropout_p': 0.5}):
-            with pytest.raises(ValueError, match='scaled_dot_product_attention'):
-                F.scaled_dot_product_attention(x, x, x, **options)
