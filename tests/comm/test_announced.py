@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from datetime import timedelta
-from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from on_ranks import on_ranks
 from small_graphs import attempt
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
+from traffic import Traffic, counted
 
 import pyg_sar
 from pyg_sar.comm.collectives import all_reduce_sum
@@ -23,23 +22,9 @@ from pyg_sar.comm.ranks import set_timeout
 from pyg_sar.comm.sums import Announced
 from pyg_sar.comm.vote import agree, vote
 
-SENDING = 'all_reduce', 'all_gather', 'broadcast', 'all_to_all_single'
 
-
-@contextmanager
-def counted() -> Iterator[Callable[[], int]]:
-    """Gives a function that tells how many collectives there were since it told last."""
-    with ExitStack() as stack:
-        patches = [mock.patch.object(dist, n, wraps=getattr(dist, n)) for n in SENDING]
-        calls = [stack.enter_context(patch) for patch in patches]
-
-        def count() -> int:
-            number = sum(call.call_count for call in calls)
-            for call in calls:
-                call.reset_mock()
-            return number
-
-        yield count
+def _collectives(*traffic: Traffic) -> tuple[int, ...]:
+    return tuple(each.others + each.all_to_alls for each in traffic)
 
 
 def _sum(length: int = 400, value: float = 1.0) -> Tensor:
@@ -60,16 +45,16 @@ def test_a_step(data, norm, last):
     torch.manual_seed(1)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 3, 3, norm=norm))
     optimizer, found = torch.optim.Adam(model.parameters()), []
-    with counted() as messages:
-        for _ in range(5):
+    for _ in range(5):
+        with counted() as of_layers:
             out = model(data.x.float(), data.edge_index)
-            of_layers = messages()
+        with counted() as of_loss:
             loss = out.square().mean()
-            of_loss = messages()
-            optimizer.zero_grad()
+        optimizer.zero_grad()
+        with counted() as of_gradients:
             loss.backward()
-            found.append((of_layers, of_loss, messages()))
-            optimizer.step()
+        found.append(_collectives(of_layers, of_loss, of_gradients))
+        optimizer.step()
     assert found[4] == last
     if norm is None:
         assert [of_loss for _, of_loss, _ in found] == [1] * 5
@@ -83,12 +68,11 @@ def test_a_step(data, norm, last):
 def test_values(lengths, counts):
     """A step may have other sums: all ranks leave out those that were announced, once."""
     found = []
-    with counted() as messages:
-        for length in lengths:
-            _decide()
-            messages()
+    for length in lengths:
+        _decide()
+        with counted() as traffic:
             assert [float(t) for t in (_sum(length)[0], _sum(length + 1)[-1])] == [6.0, 6.0]
-            found.append(messages())
+        found += _collectives(traffic)
     assert found == counts
 
 
@@ -96,14 +80,13 @@ def test_values(lengths, counts):
 def test_what_follows_now_and_then_is_not_announced():
     """Messages of the first sum of every step; every third step has one more sum behind it."""
     found = []
-    with counted() as messages:
-        for step in range(9):
-            _decide()
-            messages()
+    for step in range(9):
+        _decide()
+        with counted() as traffic:
             _sum()
-            found.append(messages())
-            if step % 3 == 2:
-                _sum(370)
+        found += _collectives(traffic)
+        if step % 3 == 2:
+            _sum(370)
     assert found == [2, 1, 1, 1, 1, 1, 1, 1, 1]
 
 
