@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ import torch.nn.functional as F
 from alike import Wrap, as_one_process, cut_of
 from ddp_model import make_model
 from graphs import awkward_graph
-from ranks import run_once, run_ranks
-from small_graphs import assert_all_raise, attempt, small_graph
+from on_ranks import on_ranks
+from ranks import run_once
+from small_graphs import attempt, small_graph
 from three_steps import supervised
 from torch import Tensor
 
 import pyg_sar
+from pyg_sar.comm.errors import PartedError
 from pyg_sar.comm.ranks import rank
 from pyg_sar.nn import gradients
 from pyg_sar.rows import replicated
@@ -29,12 +32,26 @@ def _loss(model: torch.nn.Module, data: Any) -> Tensor:
     return supervised(model(data.x, data.edge_index), data)
 
 
-def _parting(root: str, what: str) -> str:
-    gradients.STEPS_BETWEEN_CHECKS = 4
-    data, model = pyg_sar.load_shard(root), pyg_sar.DistributedDataParallel(make_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def _raises(error: type[Exception] | None, *words: str) -> Any:
+    """An error with these words, in any order; without one none."""
+    match = '(?s)' + ''.join(f'(?=.*{each})' for each in words)
+    return nullcontext() if error is None else pytest.raises(error, match=match)
 
-    def steps() -> None:
+
+@pytest.mark.parametrize(
+    ('what', 'error', 'words'),
+    [
+        ('a parameter', ValueError, ["'head.bias'", 'rank 2', 'backward 6']),
+        ('a buffer', PartedError, ["'batch_norm' of rows at", 'rank 2']),
+        ('', None, []),
+    ],
+)
+@on_ranks()
+def test_numbers_that_part_in_training(data, what, error, words):
+    gradients.STEPS_BETWEEN_CHECKS = 4
+    model = pyg_sar.DistributedDataParallel(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with _raises(error, *words):
         for step in range(9):
             optimizer.zero_grad()
             _loss(model, data).backward()
@@ -44,37 +61,15 @@ def _parting(root: str, what: str) -> str:
                     model.head.bias[1] += 1e-6 * (what == 'a parameter')
                     model.norm.running_var[1] += 1e-6 * (what == 'a buffer')
 
-    return attempt(steps)
-
-
-@pytest.mark.parametrize(
-    ('what', 'name'), [('a parameter', 'head.bias'), ('a buffer', 'norm.running_var'), ('', '')]
-)
-def test_numbers_that_part_in_training(what: str, name: str) -> None:
-    outcomes = run_ranks(_parting, 3, cut_of(small_graph, 3), what)
-    if not what:
-        assert outcomes == ['no error'] * 3
-        return
-    if what == 'a parameter':
-        assert_all_raise(outcomes, 'ValueError', f"'{name}'", 'rank 2', 'backward 6')
-    else:
-        assert_all_raise(outcomes, 'PartedError', "'batch_norm' of rows at", 'rank 2')
-
-
-def _drawn_apart(root: str, by: float) -> str:
-    data, model = pyg_sar.load_shard(root), make_model()  # of which nobody has made a parallel one
-    with torch.no_grad():
-        model.head.weight[0, 0] += by * rank()
-    return attempt(lambda: _loss(model, data).backward())
-
 
 @pytest.mark.parametrize('by', [0, 1e-6])
-def test_parameters_of_no_parallel_model_that_differ(by: float) -> None:
-    outcomes = run_ranks(_drawn_apart, 3, cut_of(small_graph, 3), by)
-    if by == 0:
-        assert outcomes == ['no error'] * 3
-    else:
-        assert_all_raise(outcomes, 'PartedError', "'Parameter' of rows at", 'on rank 0')
+@on_ranks()
+def test_parameters_of_no_parallel_model_that_differ(data, by):
+    model = make_model()  # of which nobody has made a parallel one
+    with torch.no_grad():
+        model.head.weight[0, 0] += by * rank()
+    with _raises(PartedError if by else None, "'Parameter' of rows at", 'on rank 0'):
+        _loss(model, data).backward()
 
 
 def _large(root: str) -> list[tuple[str, int]]:
@@ -117,8 +112,13 @@ def test_a_reduction_of_one_rank_names_its_line() -> None:
     assert first.endswith(f', called at {__file__}:{line}')
 
 
-def _told_of(root: str, folder: str, what: str) -> list[str]:
-    dtype, data = DTYPES.get(what, torch.float64), pyg_sar.load_shard(root)
+DTYPES = {'bfloat16': torch.bfloat16, 'float32': torch.float32}
+
+
+@pytest.mark.parametrize('what', ['nothing', 'a head', 'a conv', *DTYPES])
+@on_ranks()
+def test_one_number_that_parts_is_told_at_once(data, tmp_path, what):
+    dtype = DTYPES.get(what, torch.float64)
     model = pyg_sar.DistributedDataParallel(make_model().to(dtype))
     data.x = data.x.to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -135,24 +135,15 @@ def _told_of(root: str, folder: str, what: str) -> list[str]:
             model.eval()(data.x, data.edge_index)
 
     def save() -> None:
-        pyg_sar.save_checkpoint(folder, model, optimizer, epoch=1)
+        pyg_sar.save_checkpoint(tmp_path, model, optimizer, epoch=1)
 
-    outcomes = [attempt(save), attempt(evaluate)]
-    return [*outcomes, attempt(lambda: _loss(model.train(), data).backward())]
+    def step() -> None:
+        _loss(model.train(), data).backward()
 
-
-DTYPES = {'bfloat16': torch.bfloat16, 'float32': torch.float32}
-
-
-@pytest.mark.parametrize('what', ['nothing', 'a head', 'a conv', *DTYPES])
-def test_one_number_that_parts_is_told_at_once(tmp_path: Any, what: str) -> None:
-    results = run_ranks(_told_of, 3, cut_of(small_graph, 3), str(tmp_path), what)
-    for i, when in enumerate(('at save_checkpoint', 'checksum', 'at backward 2')):
-        outcomes = [result[i] for result in results]
-        if what == 'nothing':
-            assert outcomes == ['no error'] * 3
-        else:
-            assert_all_raise(outcomes, 'ValueError', when, 'rank 1', 'optimizer on one rank alone')
+    error = None if what == 'nothing' else ValueError
+    for do, when in ((save, 'at save_checkpoint'), (evaluate, 'checksum'), (step, 'at backward 2')):
+        with _raises(error, when, 'rank 1', 'optimizer on one rank alone'):
+            do()
 
 
 @as_one_process(graph=awkward_graph, cut=CUT, tolerance=1e-12, rtol=1e-9)
