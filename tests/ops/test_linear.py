@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+from copied_modules import copied
 from on_ranks import on_ranks
 from torch.autograd import forward_ad
 from torch_geometric.nn import Linear
@@ -156,10 +156,7 @@ def test_layers_of_a_wrapped_model_alone():
     torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-5)
     with mock.patch.object(torch.nn.Linear, 'forward', lambda _, x: x[:, :OUT]):
         assert torch.equal(model(x), model.last(x[:, :OUT].relu()))
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+    for other in (copied(model, way) for way in ('deepcopy', 'torch.save')):
         assert _is_used(other.first(x))
         assert _is_used(other.last(other.first(x)))
         with torch.no_grad():

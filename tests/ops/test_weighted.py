@@ -21,7 +21,15 @@ from pyg_sar import DistributedDataParallel
 HEADS, CHANNELS = 2, 5
 
 
-class Own(MessagePassing):
+class Gated(torch.nn.Module):
+    """Weights that are computed of edge features, with a gradient or without."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool = False):
+        weight = self.gate(edge_attr).tanh()
+        return self.run(x, edge_index, weight.detach() if frozen else weight)
+
+
+class Own(Gated, MessagePassing):
     """A weight per edge and head times rows of x, in the form that is asked for."""
 
     def __init__(
@@ -37,11 +45,7 @@ class Own(MessagePassing):
         self.lin = torch.nn.Linear(6, heads * channels)
         self.gate = torch.nn.Linear(4, heads)
 
-    def forward(
-        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool = False
-    ) -> Tensor:
-        weight = self.gate(edge_attr).tanh()
-        weight = weight.detach() if frozen else weight
+    def run(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
         x = self.lin(x) if self.flat else self.lin(x).view(-1, self.heads, self.channels)
         out = self.propagate(edge_index, x=x, weight=weight)
         return out.reshape(-1, self.heads * self.channels)
@@ -55,25 +59,21 @@ LEFT, RIGHT = 'w.view(-1, heads, 1) * x_j', 'x_j * w[:, :, None]'
 MATRIX = '(w.unsqueeze(-1) * x_j.view(-1, heads, channels)).view(-1, heads * channels)'
 
 
-class Stacks(MessagePassing):
+class Stacks(Gated, MessagePassing):
     """Nodes in the last dimension but one, one learnable weight for every edge, of both stacks."""
 
     def __init__(self) -> None:
         super().__init__(aggr='mean', node_dim=-2)
         self.gate = torch.nn.Linear(4, 1)
 
-    def forward(
-        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool = False
-    ) -> Tensor:
-        weight = self.gate(edge_attr).tanh()
-        weight = weight.detach() if frozen else weight
+    def run(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
         return self.propagate(edge_index, x=torch.stack([x, x.sin()]), weight=weight).sum(0)
 
     def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
         return weight * x_j
 
 
-class InAggregation(MessagePassing):
+class InAggregation(Gated, MessagePassing):
     """The aggregation multiplies x_j, of another shape than the message, and goes on with sums."""
 
     def __init__(self, form: str, reduce: str = 'sum') -> None:
@@ -82,11 +82,7 @@ class InAggregation(MessagePassing):
         self.lin = torch.nn.Linear(6, HEADS * CHANNELS)
         self.gate = torch.nn.Linear(4, 1 if form == 'matrix' else HEADS)
 
-    def forward(
-        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool = False
-    ) -> Tensor:
-        weight = self.gate(edge_attr).tanh()
-        weight = weight.detach() if frozen else weight
+    def run(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
         return self.propagate(edge_index, x=self.lin(x), weight=weight)
 
     def message(self, x_j: Tensor) -> Tensor:
@@ -106,7 +102,7 @@ class InAggregation(MessagePassing):
         return sums + self.lin.bias
 
 
-class Scalar(torch.nn.Module):
+class Scalar(Gated):
     """Any conv with an edge_weight, here computed; used twice with the same weight."""
 
     def __init__(self, make: Callable[[], MessagePassing]) -> None:
@@ -114,13 +110,9 @@ class Scalar(torch.nn.Module):
         self.convs = torch.nn.ModuleList([make(), make()])
         self.gate = torch.nn.Linear(4, 1)
 
-    def forward(
-        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool = False
-    ) -> Tensor:
-        weight = self.gate(edge_attr).sigmoid().squeeze(-1)
-        weight = weight.detach() if frozen else weight
+    def run(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
         for conv in self.convs:
-            x = conv(x, edge_index, weight).tanh()
+            x = conv(x, edge_index, weight.squeeze(-1) + 1).tanh()
         return x
 
 
@@ -195,10 +187,8 @@ def test_other_products_are_replayed(data, name):
 class Odd(Own):
     """Its weight has a gradient on rank 0 alone."""
 
-    def forward(
-        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool = False
-    ) -> Tensor:
-        return super().forward(x, edge_index, edge_attr, dist.get_rank() == 1)
+    def run(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+        return super().run(x, edge_index, weight.detach() if dist.get_rank() else weight)
 
 
 @on_ranks(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from alike import assert_bits
+from copied_modules import copied
 from few import few
 from launch.in_turns.programs import SIZE, in_turns, is_away, others_turn
 from torch import Tensor
@@ -50,13 +50,6 @@ def borrow(of: int, *shape: int) -> Tensor:
     return came
 
 
-def _pickled(tensor: Tensor) -> Tensor:
-    file = io.BytesIO()
-    torch.save(tensor, file)
-    file.seek(0)
-    return torch.load(file)
-
-
 READS: dict[str, Callable[[Tensor], Any]] = {
     'operation': lambda t: t + 0,
     'view': lambda t: t.view(10, -1)[3:5],
@@ -67,7 +60,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     'dlpack': lambda t: torch.from_numpy(np.from_dlpack(t).copy()),
     'to_dlpack': lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t)).clone(),
     'torch.to_dlpack': lambda t: torch.from_dlpack(torch.to_dlpack(t)).clone(),
-    'save': _pickled,
+    'save': lambda t: copied(t, 'torch.save'),
     'deepcopy': copy.deepcopy,
     'storage': lambda t: torch.tensor(t.untyped_storage().tolist()),
     'out': lambda t: torch.mul(t, 2, out=t),
@@ -115,8 +108,6 @@ STORAGES: dict[str, Callable[[torch.UntypedStorage], Any]] = {
 
 @pytest.mark.parametrize('way', few(STORAGES, every=2))
 def test_storages_that_were_made_of_storages(tmp_path: Path, way: str) -> None:
-    """Whoever has one reads and writes what its tensors hold; then they may go."""
-
     """Whoever has one reads and writes what its tensors hold; then they may go."""
 
     def program() -> None:
