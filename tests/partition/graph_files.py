@@ -53,6 +53,12 @@ def write_table(path: Path, columns: dict[str, Any]) -> Path:
     return path
 
 
+def save_frame(frame: Any, path: Path) -> Path:
+    """A table of pandas as Parquet, or as text without the numbers of its rows."""
+    frame.to_parquet(path) if path.suffix == '.parquet' else frame.to_csv(path, index=False)
+    return path
+
+
 def write_edges(path: Path, **columns: Any) -> Path:
     """A table of six edges, of which columns can be others."""
     return write_table(path, {'src': IDS, 'dst': IDS[::-1].copy(), **columns})

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graph_files import command, content, refuses, whole, write_table
+from graph_files import command, content, refuses, save_frame, whole, write_table
 
 import pyg_sar
 from pyg_sar.partition.__main__ import main
@@ -404,13 +404,8 @@ def test_columns_of_one_type_are_not_told_by_their_place(tmp_path, suffix):
     write_table(tmp_path / 'nodes' / 'paper.parquet', {'id': [0, 1, 2]})
     path = tmp_path / 'edges' / f'paper__cites__paper.{suffix}'
     path.parent.mkdir()
-    pandas.DataFrame({'cited': [2, 0], 'citing': [1, 0]}).pipe(_save, path)
+    save_frame(pandas.DataFrame({'cited': [2, 0], 'citing': [1, 0]}), path)
     refuses(lambda: load_source(tmp_path), "columns 'src' and 'dst'", "['cited', 'citing']")
-
-
-def _save(frame: Any, path: Path) -> None:
-    save = frame.to_csv if path.suffix == '.csv' else frame.to_parquet
-    save(path, index=False)
 
 
 @pytest.mark.parametrize(

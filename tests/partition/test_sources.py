@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graph_files import assert_same, command, refuses, whole, write_edges
+from graph_files import assert_same, command, refuses, save_frame, whole, write_edges
 from hetero_graphs import hetero_graph
 from partition_files import load_part, load_shard_files
 from torch_geometric import EdgeIndex
@@ -159,8 +159,7 @@ def test_a_folder_of_parts_is_one_table(tmp_path, suffix):
         (folder / other).touch()
 
     def write(number: int, **columns: Any) -> None:
-        path, frame = folder / f'part-{number}{suffix}', pandas.DataFrame(columns)
-        frame.to_csv(path, index=False) if suffix == '.csv' else frame.to_parquet(path)
+        save_frame(pandas.DataFrame(columns), folder / f'part-{number}{suffix}')
 
     ids = np.arange(4)
     for i in range(3):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from graph_files import IDS, command, content, refuses, write_edges, write_table
+from graph_files import IDS, command, content, refuses, save_frame, write_edges, write_table
 from torch_geometric.data import Data
 
 import pyg_sar
@@ -29,15 +28,10 @@ def _refuses(path: Path, *words: str) -> None:
     refuses(lambda: load_source(path), *words)
 
 
-def _save_frame(frame: Any, path: Path) -> Path:
-    frame.to_parquet(path) if path.suffix == '.parquet' else frame.to_csv(path, index=False)
-    return path
-
-
 @pytest.mark.parametrize('suffix', ['.csv', '.parquet'])
 def test_a_table_beside_arrays(tmp_path, suffix):
     columns = {'w': [0.5, 1, 2, 4, 8], 'dst': [1, 2, 3, 0, 1], 'src': [0, 0, 2, 3, 3]}
-    path = _save_frame(pandas.DataFrame(columns), tmp_path / f'edges{suffix}')
+    path = save_frame(pandas.DataFrame(columns), tmp_path / f'edges{suffix}')
     edges = [columns['src'], columns['dst']]
     np.save(tmp_path / 'x.npy', np.eye(6, dtype=np.float32))
     for found in (read_table(path, Scratch(), batch_rows=3), load_source(tmp_path)):
@@ -243,7 +237,7 @@ TEXTS = [('ann', 'bob'), ('bob', 'zoe'), ('ann', 'eve'), ('eve', 'ann')]
 @pytest.mark.parametrize('suffix', ['.parquet', '.csv'])
 @pytest.mark.parametrize('batch_rows', [1, 3, 100])
 def test_names_become_numbers(tmp_path, suffix, batch_rows):
-    path = _save_frame(pandas.DataFrame(TEXTS, columns=['src', 'dst']), tmp_path / f'a{suffix}')
+    path = save_frame(pandas.DataFrame(TEXTS, columns=['src', 'dst']), tmp_path / f'a{suffix}')
     ids, names_ = pandas.factorize(np.ravel(TEXTS))
     found = read_table(path, Scratch(), batch_rows=batch_rows)
     assert found['edge_index'].tolist() == ids.reshape(-1, 2).T.tolist()
@@ -258,7 +252,7 @@ def test_names_become_numbers(tmp_path, suffix, batch_rows):
 def test_categories_and_uuids_are_ids(tmp_path):
     order = ['nobody', 'zoe', 'bob', 'ann', 'eve']  # one that no edge has, which is no node
     frame = pandas.DataFrame(TEXTS, columns=['src', 'dst']).astype(pandas.CategoricalDtype(order))
-    path = _save_frame(frame, tmp_path / 'a.parquet')
+    path = save_frame(frame, tmp_path / 'a.parquet')
     assert load_source(path).node_names.to_pylist() == ['ann', 'bob', 'zoe', 'eve']
     ids = [uuid.UUID(int=i).bytes for i in (9, 4, 4, 1, 9, 1)]
     of_16 = pa.array(ids, pa.binary(16))
