@@ -91,53 +91,49 @@ def test_missing_files_are_named(tmp_path):
         load_source(folder)
 
 
-@pytest.mark.parametrize(
-    ('text', 'message'),
-    [
-        ('{"0": 1, "40": 1}', r"nodes from 0 to 39, each once, .*got '40'"),
-        ('{"0": 1, "a": 1}', r"each once, .*got 'a'"),
-        ('{"0": 1, "0": 2}', r"each once, .*got '0'"),
-        ('{"0": 1, "1": [0, 1]}', r"a class >= 0, or -1 for none for node '1' .*got \[0, 1\]"),
-        ('{"0": 1, "1": -2}', r"a class >= 0, or -1 for none for node '1' .*got -2"),
-        ('{"0": [1, 0], "1": [0, 1, 0]}', r"2 numbers 0 or 1 for node '1' .*got \[0, 1, 0\]"),
-        ('{"0": [1, 0], "1": [0, 2]}', r"2 numbers 0 or 1 for node '1' .*got \[0, 2\]"),
-        ('{"0": [1, 0], "1": 1}', r"2 numbers 0 or 1 for node '1' .*got 1"),
-        ('{"0": 1.5}', r"expected JSON of one class, .*got '{\"0\": 1.5}'"),
-        ('{"0": 1, "1": "a"}', r"expected JSON of one class, .*got ', \"1\": \"a\"}'"),
-        ('{"0": 1', r'expected JSON of one class'),
-        ('{"0": 1} 5', r"expected JSON of one class, .*got '} 5'"),
-        ('{"0": 1, {"1": 1}', r'expected JSON of one class'),
-        (', "0": 1}', r'expected JSON of one class'),
-        ('[1, 2]', r"expected JSON of one class, .*got '\[1, 2\]'"),
-        ('', r'expected JSON of one class'),
-        ('{ }', r'expected a class for each node .*got none'),
-    ],
-)
-def test_bad_classes(tmp_path, text, message):
-    folder = _write(tmp_path)
-    (folder / 'class_map.json').write_text(text)
-    with pytest.raises(ValueError, match=message) as told:
-        load_source(folder)
-    assert 'class_map.json' in str(told.value)
+BAD_CLASSES: list[tuple[str, str]] = [
+    ('{"0": 1, "40": 1}', r"nodes from 0 to 39, each once, .*got '40'"),
+    ('{"0": 1, "a": 1}', r"each once, .*got 'a'"),
+    ('{"0": 1, "0": 2}', r"each once, .*got '0'"),
+    ('{"0": 1, "1": [0, 1]}', r"a class >= 0, or -1 for none for node '1' .*got \[0, 1\]"),
+    ('{"0": 1, "1": -2}', r"a class >= 0, or -1 for none for node '1' .*got -2"),
+    ('{"0": [1, 0], "1": [0, 1, 0]}', r"2 numbers 0 or 1 for node '1' .*got \[0, 1, 0\]"),
+    ('{"0": [1, 0], "1": [0, 2]}', r"2 numbers 0 or 1 for node '1' .*got \[0, 2\]"),
+    ('{"0": [1, 0], "1": 1}', r"2 numbers 0 or 1 for node '1' .*got 1"),
+    ('{"0": 1.5}', r"expected JSON of one class, .*got '{\"0\": 1.5}'"),
+    ('{"0": 1, "1": "a"}', r"expected JSON of one class, .*got ', \"1\": \"a\"}'"),
+    ('{"0": 1', r'expected JSON of one class'),
+    ('{"0": 1} 5', r"expected JSON of one class, .*got '} 5'"),
+    ('{"0": 1, {"1": 1}', r'expected JSON of one class'),
+    (', "0": 1}', r'expected JSON of one class'),
+    ('[1, 2]', r"expected JSON of one class, .*got '\[1, 2\]'"),
+    ('', r'expected JSON of one class'),
+    ('{ }', r'expected a class for each node .*got none'),
+]
+BAD_SPLITS: list[tuple[Any, str]] = [
+    ({'tr': [0], 'va': [1]}, r"lists of nodes 'tr', 'va' and 'te' .*got KeyError\('te'\)"),
+    ({**ROLES, 'te': [40]}, r"'te' of .* must hold node ids in \[0, 40\) .got 40 to 40"),
+    ({**ROLES, 'te': [-1]}, r'got -1 to -1'),
+    ({**ROLES, 'te': [1.5]}, r'an entry that is no whole number'),
+    ({**ROLES, 'te': ['1']}, r'an entry that is no whole number'),
+    ({**ROLES, 'te': [[1], [2, 3]]}, r"lists of nodes 'tr', 'va' and 'te'"),
+    ({**ROLES, 'te': 1}, r'an entry that is no whole number'),
+    ([1], r"lists of nodes 'tr', 'va' and 'te'"),
+]
 
 
 @pytest.mark.parametrize(
-    ('roles', 'message'),
+    ('name', 'text', 'message'),
     [
-        ({'tr': [0], 'va': [1]}, r"lists of nodes 'tr', 'va' and 'te' .*got KeyError\('te'\)"),
-        ({**ROLES, 'te': [40]}, r"'te' of .* must hold node ids in \[0, 40\) .got 40 to 40"),
-        ({**ROLES, 'te': [-1]}, r'got -1 to -1'),
-        ({**ROLES, 'te': [1.5]}, r'an entry that is no whole number'),
-        ({**ROLES, 'te': ['1']}, r'an entry that is no whole number'),
-        ({**ROLES, 'te': [[1], [2, 3]]}, r"lists of nodes 'tr', 'va' and 'te'"),
-        ({**ROLES, 'te': 1}, r'an entry that is no whole number'),
-        ([1], r"lists of nodes 'tr', 'va' and 'te'"),
+        *(('class_map.json', *case) for case in BAD_CLASSES),
+        *(('role.json', json.dumps(roles), message) for roles, message in BAD_SPLITS),
     ],
 )
-def test_bad_splits(tmp_path, roles, message):
+def test_bad_classes_and_splits(tmp_path, name, text, message):
+    (_write(tmp_path) / name).write_text(text)
     with pytest.raises(ValueError, match=message) as told:
-        load_source(_write(tmp_path, roles=roles))
-    assert 'role.json' in str(told.value)
+        load_source(tmp_path)
+    assert name in str(told.value)
 
 
 def test_an_empty_set_is_a_mask_of_none(tmp_path):

@@ -176,6 +176,9 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
             for told, texts in ODD_FORMS.items()
             for text in texts
         ),
+        ('a a\nb 07\n', 'which may be either'),  # a header or an edge
+        ('# from to\nciting,cited\n1,2\n', r"got \['citing', 'cited'\]"),
+        ('1,2\n2,3e0\n', 'an integer in column 2'),
         ('source,target\n#a,#b\nb,c\n', 'an edge or a comment in line 2'),
         ('source,target\nb,c\n\n#a,b\n', 'an edge or a comment in line 4'),
         ('0 1\n' * 1500 + '9' * 21 + ' 1\n', 'line 1501 .* more than 64 bits: --relabel'),
