@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from layouts import layouts
@@ -87,24 +86,26 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.parametrize(('make', 'mode'), EXCHANGES)
 @on_ranks(by='own processes')  # others may know already that this sum comes
-def test_exchanges_of_a_layer(data, make, mode):
+def test_exchanges_of_a_layer(data):
     """In its second forward, with an input that needs a gradient."""
-    conv = SARConv(make(6, 4).double(), mode=mode)
-    x = data.x.clone().requires_grad_()
-    conv(x, data.edge_index)
-    with counted() as forward:
-        out = conv(x, data.edge_index)
-    with counted() as backward:
-        out.backward(torch.ones_like(out))
     num_steps = sum(count > 0 for count in _rows_of(data.edge_index.handle.shard)[dist.get_rank()])
-    rows_forward, rows_backward, gradients = EXCHANGES[make, mode]
-    assert len(forward.receives) == rows_forward * num_steps
-    num_sent = len(forward.sends) // rows_forward
-    assert len(backward.receives) == rows_backward * num_steps + gradients * num_sent
-    assert len(backward.sends) == rows_backward * num_sent + gradients * num_steps
-    # All ranks run the same layer, whose first forward told which rows travel.
-    assert (forward.all_to_alls, forward.others) == (0, 1)
-    # The sum of so few gradients is in the message that tells where all ranks are.
-    assert (backward.all_to_alls, backward.others) == (0, 1)
+    for (make, mode), (rows_forward, rows_backward, gradients) in EXCHANGES.items():
+        conv = SARConv(make(6, 4).double(), mode=mode)
+        x = data.x.clone().requires_grad_()
+        conv(x, data.edge_index)
+        with counted() as forward:
+            out = conv(x, data.edge_index)
+        with counted() as backward:
+            out.backward(torch.ones_like(out))
+        num_sent = len(forward.sends) // rows_forward
+        found = (*map(len, (forward.receives, backward.receives, backward.sends)),)
+        assert found == (
+            rows_forward * num_steps,
+            rows_backward * num_steps + gradients * num_sent,
+            rows_backward * num_sent + gradients * num_steps,
+        ), (make, mode)
+        # All ranks run the same layer, whose first forward told which rows travel.
+        assert (forward.all_to_alls, forward.others) == (0, 1), (make, mode)
+        # The sum of so few gradients is in the message that tells where all ranks are.
+        assert (backward.all_to_alls, backward.others) == (0, 1), (make, mode)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 import torch.distributed as dist
 from alike import cut_of
@@ -47,9 +46,13 @@ SUMS = {
 """What each attention sums over the nodes: products of keys and values, and keys."""
 
 
-def _counted(name: str, root: str) -> tuple[list[int], list[int], int]:
-    """Numbers of every all-reduce, in forward and in backward, and of the largest tensor."""
+def _all_counted(root: str) -> dict[str, tuple[list[int], list[int], int]]:
     data = pyg_sar.load_shard(root)
+    return {name: _counted(name, data) for name in ATTENTIONS}
+
+
+def _counted(name: str, data: Any) -> tuple[list[int], list[int], int]:
+    """Numbers of every all-reduce, in forward and in backward, and of the largest tensor."""
     model = pyg_sar.DistributedDataParallel(Layer(name))
     model(data.x).sum().backward()
     with (
@@ -100,10 +103,12 @@ def _graph() -> Data:
     )
 
 
-@pytest.mark.parametrize('name', ATTENTIONS)
-def test_all_reduces_of_a_layer(name: str) -> None:
+def test_all_reduces_of_a_layer() -> None:
     """Forward: one for each sum. Backward: one for its gradient, which comes from rows."""
-    for forward, backward, largest in run_once(_counted, 2, name, cut_of(_graph, 2, 'random')):
+    found = run_once(_all_counted, 2, cut_of(_graph, 2, 'random'))
+    for name, (forward, backward, largest) in (
+        each for of_rank in found for each in of_rank.items()
+    ):
         with_flag = [n + 1 for n in SUMS[name]]  # whether a rank needs its gradient
         assert forward == _all_reduced(with_flag)
         *of_sums, of_parameters = backward
