@@ -124,7 +124,7 @@ def test_other_numbers_beside_rows(data, kind, word):
 def test_rows_of_two_layers_never_meet(data):
     """They have one shape, so without a mark the layers would compute with each other's rows."""
     rank, exchange = dist.get_rank(), Exchange(data.edge_index.handle.shard)
-    set_timeout(timedelta(seconds=5))
+    set_timeout(timedelta(seconds=3))
     with in_layer(f"layer 'convs.{rank}'"):
         found = attempt(lambda: list(exchange.all_gather_halo([torch.ones(len(data.x), 6)])))
     assert f'; rank {rank} stopped at receiving the rows of part {1 - rank}' in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -450,7 +451,7 @@ OF_THE_WEIGHT: dict[str, Callable[[Run], Any]] = {
     'xavier': lambda r: nn.init.xavier_uniform_(r.table.weight),
     'a vector': lambda r: nn.utils.parameters_to_vector(r.inner.parameters()),
     'autograd.grad': lambda r: torch.autograd.grad(r.table.weight.sin().sum(), r.table.weight)[0],
-    'LBFGS': _step(torch.optim.LBFGS),
+    'LBFGS': _step(partial(torch.optim.LBFGS, max_iter=5)),
     'Adafactor': _step(torch.optim.Adafactor),
     'lists': lambda r: _lists(r.table.weight.detach()),
 }

@@ -108,19 +108,19 @@ def test_a_run_that_is_killed(tmp_path: Path, folder: Path, monkeypatch: Any, nu
         program = partial(saved, str(folder), str(root), num_epochs)
         return in_turns(program, spill, NUM_RANKS).results
 
-    expected = run(tmp_path / 'whole', 5)
+    expected = run(tmp_path / 'whole', 3)
     monkeypatch.setattr(os, 'pwrite', counted := Calls('pwrite'))
-    run(tmp_path / 'counted', 3)
+    run(tmp_path / 'counted', 2)
     for place in places(counted.count, number) if number > 1 else [counted.count // 2]:
         root, child = tmp_path / f'killed {place}', os.fork()
         if child == 0:
             os.pwrite = Calls('pwrite', place, lambda: os.kill(os.getpid(), signal.SIGKILL))
-            run(root, 3)
+            run(root, 2)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         assert os.listdir(spill) == []
         left = [int(path.name[-6:]) for path in root.glob('epoch-*')]
-        found = run(root, 4 - max(left, default=-1))
+        found = run(root, 2 - max(left, default=-1))
         assert found[0][0] == max(left, default=-1) + 1
         assert_bits([each[2:] for each in found], [each[2:] for each in expected])
 
