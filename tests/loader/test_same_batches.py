@@ -18,7 +18,7 @@ from pyg_sar.partition import metis
 from pyg_sar.partition.options import CutOptions
 from pyg_sar.partition.partition_graph import cut_graph
 
-SIZES = [8, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
+SIZES = [4, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))]
 BINARY = {'neg_sampling': 'binary'}
 MAKES = {'nodes': batches, 'links': link_batches}
 
