@@ -80,17 +80,10 @@ def _trained(model: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> list[A
     return found
 
 
-class Net(nn.Module):
+def _net(conv: Callable[[int, int], nn.Module], norm: Any = nn.Identity) -> nn.Module:
     """Two convs, and norms before, between and inside of them."""
-
-    def __init__(self, conv: Callable[[int, int], nn.Module], norm: Any = nn.Identity) -> None:
-        super().__init__()
-        self.before, self.between = norm(6), norm(8)
-        self.first, self.second = conv(6, 8), conv(8, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        h = self.between(self.first(self.before(x), edge_index)).tanh()
-        return self.second(h, edge_index)
+    first, second = ((conv(*widths), 'x, e -> x') for widths in ((6, 8), (8, 3)))
+    return pyg.Sequential('x, e', [(norm(6), 'x -> x'), first, norm(8), nn.Tanh(), second])
 
 
 def _gin(i: int, o: int) -> nn.Module:
@@ -102,13 +95,13 @@ _without_momentum = partial(pyg.BatchNorm, momentum=None)
 _instance_norm = partial(pyg.InstanceNorm, track_running_stats=True, affine=True)
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    'SAGE': lambda: Net(pyg.SAGEConv),
-    'SAGE, BatchNorm1d': lambda: Net(pyg.SAGEConv, nn.BatchNorm1d),
-    'SAGE, BatchNorm momentum None': lambda: Net(pyg.SAGEConv, _without_momentum),
-    'SAGE, InstanceNorm': lambda: Net(pyg.SAGEConv, _instance_norm),
-    'GAT': lambda: Net(pyg.GATConv),
-    'GCN': lambda: Net(pyg.GCNConv),
-    'GIN, BatchNorm1d': lambda: Net(_gin, nn.BatchNorm1d),
+    'SAGE': lambda: _net(pyg.SAGEConv),
+    'SAGE, BatchNorm1d': lambda: _net(pyg.SAGEConv, nn.BatchNorm1d),
+    'SAGE, BatchNorm momentum None': lambda: _net(pyg.SAGEConv, _without_momentum),
+    'SAGE, InstanceNorm': lambda: _net(pyg.SAGEConv, _instance_norm),
+    'GAT': lambda: _net(pyg.GATConv),
+    'GCN': lambda: _net(pyg.GCNConv),
+    'GIN, BatchNorm1d': lambda: _net(_gin, nn.BatchNorm1d),
     'GraphSAGE': lambda: pyg.GraphSAGE(6, 8, 2, 3, norm='BatchNorm'),
 }
 
@@ -197,11 +190,11 @@ def test_accumulated_gradients():
     for gradients, state in results:
         for found, *given in zip(gradients, *(own.parameters() for own in ranks), strict=True):
             assert_close(found, sum(p.grad for p in given), tolerance=1e-10)
-        for name in ('before.running_mean', 'between.running_var'):
+        for name in ('module_0.running_mean', 'module_2.running_var'):
             want = torch.stack([own.state_dict()[name] for own in ranks]).mean(0)
             assert_close(state[name], want)
             assert torch.equal(state[name], results[0][1][name])
-        assert int(state['before.num_batches_tracked']) == 2  # (2 + 2 + 1) / 3, rounded
+        assert int(state['module_0.num_batches_tracked']) == 2  # (2 + 2 + 1) / 3, rounded
 
 
 @on_threads(3)

@@ -19,7 +19,7 @@ from rows_by_hand import as_rows, sharding_of
 from small_graphs import assert_close
 from sum_conv import SumConv
 from torch import Tensor
-from torch_geometric.nn import GraphNorm, SAGEConv
+from torch_geometric.nn import GraphNorm, SAGEConv, Sequential
 
 from pyg_sar import DistributedDataParallel, gather
 from pyg_sar.ops.batch_norm import _local_moments
@@ -129,16 +129,6 @@ class DoubledNorm(torch.nn.BatchNorm1d):
         return 2 * super().forward(x)
 
 
-class Net(torch.nn.Module):
-    def __init__(self, norm: torch.nn.Module) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.norm = SAGEConv(6, 8), norm
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.norm(self.conv(x, edge_index))
-
-
 NORMS = {
     'batch': lambda: SlowNorm(8),
     'graph': lambda: NamedNorm(8),
@@ -154,9 +144,10 @@ CASES = [*product(NORMS, ['']), *product(['batch', 'graph', 'another forward'], 
 @pytest.mark.parametrize(('name', 'way'), CASES)
 @as_one_process(tolerance=1e-12)
 def test_a_subclass_is_of_all_ranks(data: Any, wrap: Wrap, name: str, way: str) -> list[Tensor]:
-    model = wrap(Net(NORMS[name]()).double())
+    layers = [(SAGEConv(6, 8), 'x, edge_index -> x'), NORMS[name]()]
+    model = wrap(Sequential('x, edge_index', layers).double())
     model = copied(model, way) if way else model
-    assert type(model.norm) is type(NORMS[name]()) or name == 'lazy'
+    assert type(model[1]) is type(NORMS[name]()) or name == 'lazy'
     return [
         model.train(is_training)(data.x, data.edge_index).detach() for is_training in (True, False)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from unittest import mock
 
@@ -131,19 +132,15 @@ def test_what_stays_with_torch():
     torch.testing.assert_close(mapped[:, 0], F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
 
 
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = torch.nn.Linear(IN, OUT), Linear(OUT, 64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.first(x).relu())
+def _net() -> torch.nn.Module:
+    layers = {'first': torch.nn.Linear(IN, OUT), 'relu': torch.nn.ReLU(), 'last': Linear(OUT, 64)}
+    return torch.nn.Sequential(OrderedDict(layers))
 
 
 def test_layers_of_a_wrapped_model_alone():
     x, *_ = _made()
     torch.manual_seed(0)
-    plain = Net()
+    plain = _net()
     model = DistributedDataParallel(copy.deepcopy(plain))
     assert type(model.first) is torch.nn.Linear
     assert type(model.last) is Linear
@@ -166,7 +163,7 @@ def test_layers_of_a_wrapped_model_alone():
 
 def test_compilers_take_the_plain_layer():
     x, *_ = _made()
-    model = DistributedDataParallel(Net())
+    model = DistributedDataParallel(_net())
     scripted = torch.jit.script(torch.nn.Linear(IN, OUT))
     assert scripted(x).shape == (NUM_ROWS, OUT)
     assert 'onednn' not in scripted.code

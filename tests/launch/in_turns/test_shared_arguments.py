@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from alike import cut_of, itself
 from small_graphs import small_graph
 from torch import Tensor
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv, Sequential
 
 import pyg_sar
 from pyg_sar.comm import ranks, vote
@@ -97,13 +97,8 @@ def test_a_change_is_seen_by_all_ranks(tmp_path: Path) -> None:
     _assert_each(_in_turns(_around_a_change, tmp_path, ids), expected)
 
 
-class _Around(torch.nn.Module):
-    def __init__(self, conv: torch.nn.Module) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Any, edge_index: Any) -> Any:
-        return self.conv(x, edge_index)
+def _around(conv: torch.nn.Module) -> torch.nn.Module:
+    return Sequential('x, edge_index', [(conv, 'x, edge_index -> x')])
 
 
 def _conv() -> torch.nn.Module:
@@ -125,7 +120,7 @@ LEARNS: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Tensor]]] = {
     'plain': (_conv, _output),
     'wrapped by all': (_conv, lambda data, model: _output(data, Parallel(model))),
     'wrapped before': (lambda: Parallel(_conv()), _output),
-    'a part': (_conv, lambda data, model: _output(data, Parallel(_Around(model)))),
+    'a part': (_conv, lambda data, model: _output(data, Parallel(_around(model)))),
 }
 """What is made for all ranks, and what each does with it."""
 
