@@ -21,7 +21,7 @@ from traffic import counted
 from pyg_sar import DistributedDataParallel, gather
 from pyg_sar.rows.sharding import Sharding
 
-LAYOUTS = [[11], [3, 8], [1, 7, 2, 1], [0, 0, 9], [6, 0, 5], [0, 1, 1], [0, 1, 0]]
+LAYOUTS = [[11], [3, 8], [1, 7, 2, 1], [0, 0, 9], [6, 0, 1], [0, 1, 1], [0, 1, 0]]
 """Rows of every rank: unequal, one, none, all on one, one of all."""
 
 

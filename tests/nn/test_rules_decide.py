@@ -279,8 +279,7 @@ def test_what_works_row_by_row_is_not(ranks: int) -> None:
 
 @pytest.mark.parametrize('mode', ['sequential_no_remat', 'one_shot'])
 def test_other_modes(mode: str) -> None:
-    """In one of them all messages are computed as those of all edges are in any mode."""
-    _check(BY_ROWS if mode == 'one_shot' else ALL_EDGES | BY_ROWS, mode=mode)
+    _check(ALL_EDGES | BY_ROWS, mode=mode)
 
 
 def test_another_number_may_be_another_message() -> None:
