@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hetero_graphs import hetero_graph
-from ranks import run_as_threads
+from ranks import run_ranks
 from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -121,10 +121,10 @@ def test_rows_of_another_graph_are_refused(tmp_path, kind, writers, readers):
     )
     of_other = _named(other, tmp_path / 'other', 3)
     assert name == again != of_other
-    run_as_threads(_save, writers, paths['parts'], paths['run'])
+    run_ranks(_save, writers, paths['parts'], paths['run'])
     told = f"the graph {of_other} for 'table' (got some of {name}"
-    run_as_threads(_check_load, readers, paths['other'], paths['run'], told)
-    run_as_threads(_check_load, readers, paths['again'], paths['run'])
+    run_ranks(_check_load, readers, paths['other'], paths['run'], told)
+    run_ranks(_check_load, readers, paths['again'], paths['run'])
 
 
 def _check_two(first: str, second: str, root: str) -> None:
@@ -145,7 +145,7 @@ def test_every_table_has_its_graph(tmp_path):
     graph = small_graph()
     _named(graph, tmp_path / 'a')
     _named(_with(graph.edge_index.flip(0)), tmp_path / 'b')
-    run_as_threads(_check_two, 2, *(str(tmp_path / name) for name in ('a', 'b', 'run')))
+    run_ranks(_check_two, 2, *(str(tmp_path / name) for name in ('a', 'b', 'run')))
 
 
 def test_a_checkpoint_without_names_is_damaged(tmp_path):
