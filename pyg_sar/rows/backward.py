@@ -55,7 +55,7 @@ def _share(func: Any, out: Tensor, grad: Any) -> Any:
         refuse(func, 'needs a gradient with one row each')
     if not isinstance(grad, Rows):
         grad = tag(own_rows(func, grad, out._dim, out._sharding), out._dim, out._sharding)
-    elif not out._sharding.is_same(grad._sharding):
+    elif grad._dim != out._dim or not out._sharding.is_same(grad._sharding):
         refuse(func, 'takes a gradient of the same rows')
     return plain(grad)
 
@@ -69,7 +69,13 @@ def _hook(func: Any, args: Any, kwargs: Any) -> Any:
         modules = (getattr(owner, '__module__', '') or '' for owner in (hook, type(hook)))
         if any(module.startswith('pyg_sar.') for module in modules):  # one of ours
             return func(rows, hook)
-        return func(rows, lambda grad: plain(hook(tag(grad.view_as(grad), dim, sharding))))
+
+        def own(grad: Tensor) -> Any:
+            out = hook(tag(grad.view_as(grad), dim, sharding))
+            is_plain = isinstance(out, Tensor) and not isinstance(out, Rows)
+            return own_rows(func, out, dim, sharding) if is_plain else plain(out)
+
+        return func(rows, own)
 
 
 @rule('grad')

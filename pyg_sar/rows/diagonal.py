@@ -10,6 +10,7 @@ from torch import Tensor
 from pyg_sar.rows.align import dim_of, named_rule, whole_shape
 from pyg_sar.rows.over_ranks import on_all_rows
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.slices import remember
 
 
 @named_rule('diag')
@@ -31,7 +32,9 @@ def _diagonal(func: Any, input: Rows, offset: int = 0, dim1: int = 0, dim2: int 
         return on_all_rows(func, input, offset, dim1, dim2)
     with plainly():
         own = plain(input).movedim(input._dim, 0)
-        return tag(own.gather(1, _columns(input)).squeeze(1), 0, input._sharding)
+        out = tag(own.gather(1, _columns(input)).squeeze(1), 0, input._sharding)
+        remember(out, input, None)
+        return out
 
 
 @named_rule('trace')

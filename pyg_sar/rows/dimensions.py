@@ -175,6 +175,7 @@ def _cat(func: Any, tensors: Any, dim: int = 0) -> Any:
     if isinstance(first, EdgeIndex):
         return _more_edges(func, parts, dim)
     if dim != first._dim:
+        parts = [in_one_place(func, p) if getattr(p, '_dim', None) == dim else p for p in parts]
         (parts,), _, right, sharding = align(func, (parts,), {})
         parts = [_widened(part, right, sharding) for part in parts]
         with plainly():

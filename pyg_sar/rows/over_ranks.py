@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +15,10 @@ from pyg_sar.comm.rows_by_id import rows as rows_by_id
 from pyg_sar.rows.one_loss import has_fractions, of_batches, read_alone, sum_of_ranks
 from pyg_sar.rows.registry import name_of
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
+from pyg_sar.rows.slices import remember
 from pyg_sar.utils.log import bytes_text
-from pyg_sar.utils.nested import in_nested
+from pyg_sar.utils.nested import in_nested, leaves
+from pyg_sar.utils.tensor_state import storage_of
 
 _MANY = 2**28
 
@@ -121,8 +122,21 @@ def whole(value: Any) -> Any:
 def on_all_rows(func: Any, *args: Any, **kwargs: Any) -> Any:
     """What a function gives of all rows, which every rank gathers: plain, equal on all ranks."""
     with plainly():
-        args, kwargs = in_nested((args, kwargs), partial(in_one_place, func))
-        return func(*args, **kwargs)
+        gathered: list[tuple[Rows, Tensor]] = []
+
+        def gather(value: Any) -> Any:
+            everything = in_one_place(func, value)
+            if everything is not value:
+                gathered.append((value, everything))
+            return everything
+
+        args, kwargs = in_nested((args, kwargs), gather)
+        result = func(*args, **kwargs)
+        found = {storage_of(each) for each in leaves(result) if isinstance(each, Tensor)}
+        for rows, everything in gathered:
+            if storage_of(everything) in found:  # torch gives views
+                remember(everything, rows, None)
+        return result
 
 
 def in_one_place(func: Any, value: Any) -> Any:

@@ -64,7 +64,7 @@ class Rows(Tensor):
         if len(types) > 1 and any(hasattr(kind, 'is_matrix') for kind in types):
             return NotImplemented  # a sparse matrix knows what it is with rows
         if slices_read.value:
-            check_slices(func, args)
+            check_slices(func, args, kwargs)
         rule = rules_by_function.get(func)
         if rule is None or torch._C._are_functorch_transforms_active():
             rule = rule_of(func)

@@ -91,13 +91,14 @@ x[0].zero_(); x[:5].zero_(); x[0][1].zero_(); x[:, :3][:5].add_(1); x[:5][:, 0] 
 x.select(0, 3).fill_(1); x.narrow(0, 2, 5).fill_(1); x.split([10, 50])[0].zero_()
 z[:, 0][3].fill_(1); x[y.argmax()].zero_(); x[3].detach().zero_(); x[3].data.zero_()
 x[3:5].numpy()[:] = 8; np.asarray(x[3])[0] = 8; torch.utils.dlpack.from_dlpack(x[3:5]).zero_()
-x.view(5, 2, -1)[0].zero_()
+x.view(5, 2, -1)[0].zero_(); list(x)[3].zero_()
+square.diagonal().zero_(); z[:, :, :3].diagonal(dim1=1, dim2=2).zero_(); x.unbind()[3].fill_(2)
 """
 CHANGED_EDGES = """
 edges[1:].fill_(2); edges.select(0, 1).fill_(2); edges.t()[:, 0].clamp_(max=9); edges[:, 3].zero_()
 edges[0, 3].zero_(); edges.chunk(2)[1].fill_(2); edges.split(1)[1].fill_(2); edges[None].fill_(2)
 edges.unsqueeze(0)[0, 1].fill_(2); edges[..., 0].fill_(2); edges.narrow(0, 1, 1).fill_(2)
-edges.view(-1)[:9].fill_(2)
+edges.view(-1)[:9].fill_(2); edges.t().unbind()[3].zero_(); edges.diagonal().zero_()
 """
 CHANGED_ROWS_OF_EDGES = """
 edges[0].zero_(); edges.unbind()[1].fill_(2); edges.data[0].fill_(2); edges[0, 3].zero_()
@@ -159,7 +160,7 @@ def _changes_copies(data: Any) -> None:
     for line in expressions(CHANGED_COPIES):
         names = _names(data, learn=False)
         with pytest.raises(ValueError, match='one was changed in place'):
-            exec(f'{line}\nx + 1', names)
+            exec(f'square = x @ x.t()\n{line}\nx + 1', names)
         with pytest.raises(ValueError, match='one was changed in place'):
             pyg_sar.gather(names['x'] + 0)
         names.clear()
@@ -182,11 +183,21 @@ def _changes_copies(data: Any) -> None:
 def _shows_rows_that_change(data: Any) -> None:
     x = data.x.clone()
     first = x[:5]
-    for change in (x.relu_, lambda: x.__setitem__(7, 0.0), lambda: x[:, 0].zero_()):
+    for change in (
+        *(x.relu_, lambda: x.__setitem__(7, 0.0), lambda: x[:, 0].zero_()),
+        *(lambda: torch.nn.ReLU(inplace=True)(x), lambda: torch._foreach_mul_([x], 2.0)),
+    ):
         with pytest.raises(ValueError, match='of which a slice or an array was read'):
             change()
     x[9] = first[0]
     del first
+    leaf = x.clone().requires_grad_()
+    leaf.square().sum().backward()
+    part = leaf.grad[3]
+    leaf.square().sum().backward()
+    with pytest.raises(ValueError, match='rows have been changed in place of which'):
+        leaf.grad * part
+    del part
     x.relu_()
     weight = torch.nn.Parameter(data.x.clone())
     users = weight[:5]

@@ -47,7 +47,8 @@ torch.einsum('nf,mf,md->nd', x, y, z) | [7,3]@0 [7,3]@0 [7,2]@0
 F.linear(x, y) | [7,3]@0 [7,3]@0; F.linear(x, y, z) | [7,3]@0 [7,3]@0 [7]
 torch.outer(x, y) | [7]@0 [7]@0; x[:, None] - y[None] | [7,3]@0 [7,3]@0; torch.diag(x) | [7]@0
 x / x.sum(1) + x.t() | [7,7]@0; x.sum(0) - y * x | [7,7]@0 [7]@0; x.clone().add_(x.t()) | [7,7]@0
-torch.cat([x, x.t()], 1) | [7,7]@0; torch.cat([x, x.t()]) | [7,7]@0
+torch.cat([x, x.t()], 1) | [7,7]@0; torch.cat([x.t(), y]) | [7,3]@0 [7,7]@0
+torch.cat([x, x.t()]) | [7,7]@0
 torch.stack([x, y]) | [7,7]@0 [7,7]@1
 torch.diagonal(x) | [7,7]@0; x.t().diag() | [7,7]@0; x.clone().fill_diagonal_(2) | [7,7]@0
 x[:, (y > 0).long()] | [7,7]@0 [7]@0; x.repeat(2, 1) | [7,2]@0
