@@ -31,7 +31,8 @@ WIDTH, HEADS, RELATIONS, EDGE_WIDTH, NODES_OF_HYPEREDGE = 64, 4, 8, 8, 8
 SHARE = WIDTH // HEADS
 NODE_TYPES = ['a', 'b']
 EDGE_TYPES = [(NODE_TYPES[i // 4], f'r{i % 2}', NODE_TYPES[i // 2 % 2]) for i in range(RELATIONS)]
-WITHOUT_KERNELS = {'SplineConv': 'its kernels are those of pyg-lib'}
+_OF_PYG_LIB = ('DynamicEdgeConv', 'GravNetConv', 'SplineConv')
+WITHOUT_KERNELS = dict.fromkeys(_OF_PYG_LIB, 'its kernels are those of pyg-lib')
 """Convs that are not measured."""
 
 

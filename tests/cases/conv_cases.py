@@ -31,8 +31,7 @@ REFUSED_BY_DESIGN = {
     *('MeshCNNConv', 'PANConv', 'WLConv', 'XConv'),
 }
 """Classes that are refused for good, at construction or at the first forward by a rule of rows:
-closed CUDA kernels, products of adjacency matrices, colours by a
-dictionary, edges by place."""
+closed CUDA kernels, products of adjacency matrices, colours by a dictionary, edges by place."""
 
 EXACT = [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN]
 

@@ -157,7 +157,7 @@ def test_autograd_grad_that_nothing_would_sum_is_refused(data):
     parameters = list(model.parameters())
     loss = model(data.x, data.edge_index).square().mean()
     penalty = sum(p.square().sum() for p in parameters)
-    with pytest.raises(RuntimeError, match='share'):
+    with pytest.raises(RuntimeError, match='computes no second derivatives'):
         torch.autograd.grad(penalty, parameters, create_graph=True)
     with model.no_sync(), pytest.raises(RuntimeError, match='share'):
         torch.autograd.grad(loss, parameters)
