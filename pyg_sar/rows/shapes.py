@@ -20,11 +20,10 @@ from pyg_sar.rows.align import (
     sizes_in,
     whole_shape,
 )
-from pyg_sar.rows.over_ranks import in_one_place, on_all_rows
+from pyg_sar.rows.over_ranks import on_all_rows
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding, ids_of_repeated
-from pyg_sar.rows.slices import remember
 
 
 @rule('view reshape view_as reshape_as flatten unflatten ravel')
@@ -44,9 +43,7 @@ def _reshape(func: Any, args: Any, kwargs: Any) -> Any:
     with plainly():
         fit = reshaped(rows, sizes)
         if fit is None:  # would split rows, or mix them with what is before them
-            out = in_one_place(func, rows).reshape(*sizes)
-            remember(out, rows, slice(None))
-            return out
+            return on_all_rows(Tensor.reshape, rows, [int(size) for size in sizes])
         shape, dim, sharding = fit
         own = Tensor.as_subclass(rows, Tensor)
         out = own.view(shape) if name in ('view', 'view_as') else own.reshape(shape)
