@@ -107,7 +107,7 @@ def knn() -> Iterator[None]:
 
     def nearest(x: Tensor, y: Tensor, ptr_x: Any, ptr_y: Any, k: int, *_: Any) -> Tensor:
         found = torch.cdist(y, x).topk(k, largest=False).indices
-        to = torch.arange(y.size(0)).repeat_interleave(k)
+        to = torch.arange(y.size(0), device=y.device).repeat_interleave(k)
         return torch.stack([to, found.view(-1)])
 
     with (
