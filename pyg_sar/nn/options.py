@@ -21,10 +21,10 @@ class Options:
 
     Attributes:
         mode: ``'sequential'``: one remote part after another, fetched again in backward: least
-            memory. ``'sequential_no_remat'``: keeps the rows it received: faster backward, memory
-            grows with the halo. ``'one_shot'``: one exchange for all halo rows, then plain PyG:
-            memory grows with the halo and its messages. A message with batch norm inside is
-            computed so in every mode, as its statistics are of all edges.
+            memory. ``'sequential_no_remat'``: keeps rows and messages for the first backward,
+            which is faster: memory grows with the halo and its messages. ``'one_shot'``: one
+            exchange for all halo rows, then plain PyG: memory grows alike. A message with batch
+            norm inside is computed so in every mode, as its statistics are of all edges.
         exchange_dtype: ``torch.bfloat16``: wider floating-point rows, and their gradients on the
             way back, are rounded to it while they travel, which halves the bytes of float32. **The
             only approximation here**; None, the default, is exact. Own rows are never rounded, sums
@@ -44,8 +44,8 @@ class Options:
     partial_sums: bool = True
 
     @property
-    def keeps_rows(self) -> bool:
-        """Whether rows that were received are kept for backward."""
+    def keeps(self) -> bool:
+        """Whether rows that were received, and messages, are kept for backward."""
         return self.mode == 'sequential_no_remat'
 
     def __post_init__(self) -> None:

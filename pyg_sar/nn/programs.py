@@ -63,8 +63,8 @@ def _on_edges(
         weights=plan.weights,
         as_in_forward=state_of(call.conv, check),
     )
-    arguments, keep_rows = plan.arguments(call.arguments), call.options.keeps_rows
-    run = Run.of(program, arguments, call.plan, call.exchange, keep_rows=keep_rows)
+    arguments, keeps = plan.arguments(call.arguments), call.options.keeps
+    run = Run.of(program, arguments, call.plan, call.exchange, keeps=keeps)
     return (replay if program.weights is None else online)(run)
 
 
@@ -88,7 +88,7 @@ def _dots(ends: Ends, call: Call) -> Tensor:
 
 
 def _loop(call: Call) -> BlockByBlock:
-    return BlockByBlock(call.plan, call.exchange, [] if call.options.keeps_rows else None)
+    return BlockByBlock(call.plan, call.exchange, [] if call.options.keeps else None)
 
 
 def _row_sum(plan: Plan, call: Call, x: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
@@ -111,7 +111,7 @@ def _row_sum(plan: Plan, call: Call, x: Tensor, weight: Tensor | None, finishes:
         weight,
         blocks,
         exchange,
-        keep_rows=call.options.keeps_rows,
+        keep_rows=call.options.keeps,
         one_shot=one_shot,
         mean=mean and is_linear,
     )

@@ -8,6 +8,7 @@ destination, so a chunk concerns a range of destinations only. Forward and backw
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from torch import Tensor
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.send_recv import TensorList
 from pyg_sar.ops.block_loop import BlockByBlock
-from pyg_sar.ops.program import Arguments, Program, without_hooks
+from pyg_sar.ops.program import Arguments, Program, SoftmaxFn, without_hooks
 from pyg_sar.shard.blocks import Block, Plan
 from pyg_sar.shard.index_rows import rows_at
 from pyg_sar.shard.shard import Cached
@@ -117,6 +118,30 @@ Chunks = Iterator[tuple[Chunk, Tensor, Arguments]]
 
 
 @dataclass(frozen=True, eq=False)
+class Computed:
+    """What a program gives for the edges of a chunk, with its history, from leaves."""
+
+    arguments: Arguments
+    messages: tuple[Tensor, ...]
+    edge_outputs: tuple[Tensor, ...]
+    softmax: SoftmaxFn
+
+    @staticmethod
+    def of(
+        program: Program,
+        arguments: Arguments,
+        edge_index: Tensor,
+        softmax: SoftmaxFn,
+        needs: Sequence[bool],
+    ) -> Computed:
+        """From arguments without history; `needs` says which of them get a gradient."""
+        leaves = arguments.as_leaves(needs)
+        with torch.enable_grad():
+            messages, edge_outputs = program.run(leaves, edge_index, softmax)
+        return Computed(leaves, messages, edge_outputs, softmax)
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
     """A program, the blocks that it runs on, and what it reads."""
 
@@ -124,33 +149,35 @@ class Run:
     loop: BlockByBlock
     rng_and_autocast: RngAndAutocast
     arguments: Arguments
+    # What forward computed, for the first backward; None if backward computes it again.
+    kept: deque[Computed] | None
 
     @staticmethod
     def of(
-        program: Program, arguments: Arguments, plan: Plan, exchange: Exchange, *, keep_rows: bool
+        program: Program, arguments: Arguments, plan: Plan, exchange: Exchange, *, keeps: bool
     ) -> Run:
-        """A program on all blocks; `keep_rows` keeps the rows received for backward."""
+        """A program on all blocks; `keeps` says that a forward with gradients keeps chunks."""
         rng_and_autocast = RngAndAutocast(
             program.uses_rng, plan.edge_index.device, program.as_in_forward
         )
-        loop = BlockByBlock(plan, exchange, [] if keep_rows else None)
-        return Run(program, loop, rng_and_autocast, arguments)
+        needs = torch.is_grad_enabled() and any(t.requires_grad for t in arguments.inputs())
+        kept = deque[Computed]() if keeps and needs else None
+        return Run(program, BlockByBlock(plan, exchange), rng_and_autocast, arguments, kept)
 
     def save(self, ctx: Any, *others: Tensor) -> None:
         """Saves what backward needs, with other tensors."""
-        ctx.save_for_backward(*others, *self.arguments, *(self.loop.kept or ()))
-        ctx.sizes = len(others), self.arguments.counts
-        loop = replace(self.loop, kept=None)
-        ctx.run = replace(self, loop=loop, arguments=Arguments((), (), (), ()))
+        ctx.save_for_backward(*self.arguments, *others)
+        ctx.run = replace(self, arguments=Arguments((), (), (), ()))
+        ctx.counts = self.arguments.counts
 
     @staticmethod
     def saved(ctx: Any) -> tuple[Run, Iterator[Tensor]]:
         """The run in backward, and the other tensors that :meth:`save` got."""
-        tensors, (num_others, counts) = iter(ctx.saved_tensors), ctx.sizes
-        others = list(islice(tensors, num_others))
-        arguments = Arguments.of(counts, list(islice(tensors, sum(counts))))
-        loop = replace(ctx.run.loop, kept=list(tensors) or None)
-        return replace(ctx.run, loop=loop, arguments=arguments), iter(others)
+        tensors = iter(ctx.saved_tensors)
+        arguments = Arguments.of(ctx.counts, list(islice(tensors, sum(ctx.counts))))
+        run = replace(ctx.run, arguments=arguments)
+        ctx.run = replace(ctx.run, kept=None)  # a second backward computes again
+        return run, tensors
 
     @cached_property
     def max_edges(self) -> int:
@@ -168,14 +195,40 @@ class Run:
         blocks = zip(fetched, of_blocks(self.loop.plan, self.max_edges), strict=True)
         return chain.from_iterable(self._read(of_block, rows) for (_, rows), of_block in blocks)
 
-    def reduce_scatter(self, out: TensorList) -> Iterator[tuple[TensorList, Chunks]]:
+    def forward(
+        self, arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn, needs: Sequence[bool]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Messages and edge outputs of the next chunk; `needs` says what gets a gradient."""
+        if self.kept is None:
+            return self.program.run(arguments, edge_index, softmax)
+        computed = Computed.of(self.program, arguments, edge_index, softmax, needs)
+        self.kept.append(computed)
+        messages, outputs = computed.messages, computed.edge_outputs
+        return tuple(t.detach() for t in messages), tuple(t.detach() for t in outputs)
+
+    def backward(
+        self, out: TensorList, needs: Sequence[bool], softmax_of: Callable[[slice], SoftmaxFn]
+    ) -> Iterator[tuple[TensorList, Iterator[tuple[Chunk, Tensor, Computed]]]]:
         """For every block where the gradients of source rows go, and its chunks (collective).
 
-        `out` is as :meth:`BlockByBlock.reduce_scatter` takes it.
+        `out` is as :meth:`BlockByBlock.reduce_scatter` takes it, `softmax_of` gives the softmax of
+        the destinations of a chunk. Each chunk comes with its ``edge_index`` and what it computes.
         """
-        returned = self.loop.reduce_scatter(list(self.arguments.src), out)
+        kept = self.kept
+
+        def again(read: tuple[Chunk, Tensor, Arguments]) -> tuple[Chunk, Tensor, Computed]:
+            chunk, edge_index, arguments = read
+            softmax = softmax_of(chunk.rows)
+            computed = Computed.of(self.program, arguments, edge_index, softmax, needs)
+            return chunk, edge_index, computed
+
+        returned = self.loop.reduce_scatter([] if kept is not None else [*self.arguments.src], out)
         blocks = zip(returned, of_blocks(self.loop.plan, self.max_edges), strict=True)
-        return ((targets, self._read(of_block, rows)) for (_, rows, targets), of_block in blocks)
+        for (_, rows, targets), of_block in blocks:
+            if kept is None:
+                yield targets, map(again, self._read(of_block, rows))
+            else:
+                yield targets, ((c, c.edge_index, kept.popleft()) for c in of_block)
 
     def _read(self, of_block: list[Chunk], rows: TensorList) -> Chunks:
         read = self.arguments

@@ -16,17 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import communicates, once_differentiable, torch_apply
-from pyg_sar.ops.chunks import Chunk, Run
-from pyg_sar.ops.program import (
-    Arguments,
-    MessageReduction,
-    SoftmaxFn,
-    gradients_of,
-    no_autocast_cache,
-)
-from pyg_sar.ops.reductions import SoftmaxStats, State
-from pyg_sar.shard.index_rows import add_rows_at, add_runs_at, rows_at
+from pyg_sar.comm.collectives import communicates, once_differentiable
+from pyg_sar.ops.chunk_softmax import FinishedSoftmax, SoftmaxSoFar
+from pyg_sar.ops.chunks import Chunk, Computed, Run
+from pyg_sar.ops.program import MessageReduction, gradients_of, no_autocast_cache
+from pyg_sar.ops.reductions import State
+from pyg_sar.shard.index_rows import add_rows_at, add_runs_at
 
 
 def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
@@ -35,11 +30,10 @@ def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     Gives a finished merge state ``[num_dst, ...]`` of every reduction, and the edge outputs
     ``[num_edges, ...]``.
 
-    Saved for backward: the arguments; never halo rows or messages (unless the run keeps the rows
-    received, so that backward need not fetch them again).
+    Saved for backward: the arguments; halo rows and messages only if the run keeps chunks.
 
-    Communication: one exchange in forward; one in backward, and one of gradients if a source tensor
-    needs one.
+    Communication: one exchange in forward; one in backward unless chunks are kept, and one of
+    gradients if a source tensor needs one.
     """
     tensors = iter(_Replay.apply(run, *run.arguments.inputs()))
     states = [tuple(islice(tensors, r.merge.num_tensors)) for r in run.program.reductions]
@@ -52,7 +46,7 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
         reductions = run.program.reductions
         with no_autocast_cache():
-            states, edge_outputs = _merge_chunks(run)
+            states, edge_outputs = _merge_chunks(run, ctx.needs_input_grad[1:])
         read = [s for r, s in zip(reductions, states, strict=True) if r.merge.reads_state]
         outputs = (*(t for state in states for t in state), *edge_outputs)
 
@@ -77,13 +71,13 @@ def _no_softmax(logits: Tensor, dst: Tensor) -> Tensor:
     raise AssertionError('a softmax in a message that had none')
 
 
-def _merge_chunks(run: Run) -> tuple[list[State], list[Tensor]]:
+def _merge_chunks(run: Run, needs: Sequence[bool]) -> tuple[list[State], list[Tensor]]:
     """The forward pass: merge states and edge outputs."""
     program, plan = run.program, run.loop.plan
     edge_outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
     states = program.init_states(plan.shard.num_dst)
     for chunk, edge_index, arguments in run.chunks():
-        messages, outputs = program.run(arguments, edge_index, _no_softmax)
+        messages, outputs = run.forward(arguments, edge_index, _no_softmax, needs)
         for target, output in zip(edge_outputs, outputs, strict=True):
             chunk.block.put(target, output)
         for r, state in zip(program.reductions, states, strict=True):
@@ -97,8 +91,7 @@ class ReplayBackward:
     """Runs the function on one chunk after another with autograd and takes the chunk's gradients.
 
     `states` are the finished states of the reductions, as far as their gradients read them, and
-    `grads` the gradients of the tensors of all states and of the edge outputs. `softmax` are the
-    finished statistics of a softmax and ``r_i = sum over in-edges of alpha * d_alpha``.
+    `grads` the gradients of the tensors of all states and of the edge outputs.
     """
 
     def __init__(
@@ -106,7 +99,7 @@ class ReplayBackward:
         run: Run,
         states: Sequence[State],
         grads: Sequence[Tensor | None],
-        softmax: tuple[SoftmaxStats, Tensor] | None = None,
+        softmax: FinishedSoftmax | None = None,
     ) -> None:
         self.run, self.softmax = run, softmax
         rest = iter(grads)
@@ -123,28 +116,24 @@ class ReplayBackward:
         targets = list(total)
         num_src = len(self.run.arguments.src)
         needs_src = [i for i in range(num_src) if needs[i]]
-        for of_src, chunks in self.run.reduce_scatter(
-            [t for t in total[:num_src] if t is not None]
-        ):
+        softmax_of = self.softmax.of if self.softmax is not None else lambda _: _no_softmax
+        out = [t for t in total[:num_src] if t is not None]
+        for of_src, chunks in self.run.backward(out, needs, softmax_of):
             for i, rows in zip(needs_src, of_src, strict=True):
                 targets[i] = rows.zero_()  # block by block, so all own rows, too
-            for chunk, edge_index, arguments in chunks:
-                leaves = arguments.as_leaves(needs)
-                outputs, grads = self._outputs(chunk, edge_index, leaves, self._softmax(chunk.rows))
-                gradients = gradients_of(outputs, grads, leaves, needs)
-                _add(targets, gradients, leaves.counts, chunk, edge_index)
-                # Freed before the next chunk allocates.
-                del arguments, leaves, outputs, grads, gradients
+            for chunk, edge_index, computed in chunks:
+                outputs, grads = self._outputs(chunk, edge_index, computed)
+                gradients = gradients_of(outputs, grads, computed.arguments, needs)
+                _add(targets, gradients, computed.arguments.counts, chunk, edge_index)
+                del computed, outputs, grads, gradients  # freed before the next chunk allocates
         return total
 
     def _outputs(
-        self, chunk: Chunk, edge_index: Tensor, arguments: Arguments, softmax: SoftmaxFn
+        self, chunk: Chunk, edge_index: Tensor, computed: Computed
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The chunk's outputs that need a gradient, and their gradients."""
-        with torch.enable_grad():
-            messages, edge_outputs = self.run.program.run(arguments, edge_index, softmax)
         outputs, gradients = [], []
-        for number, message in enumerate(messages):
+        for number, message in enumerate(computed.messages):
             if not message.requires_grad:
                 continue
             parts = [
@@ -161,17 +150,15 @@ class ReplayBackward:
             if parts:
                 outputs.append(message)
                 gradients.append(sum(parts[1:], start=parts[0]))
-        for output, grad in zip(edge_outputs, self.grad_edge_outputs, strict=True):
+        for output, grad in zip(computed.edge_outputs, self.grad_edge_outputs, strict=True):
             if grad is not None and output.requires_grad:
                 outputs.append(output)
                 gradients.append(chunk.block.take(grad))
+        if isinstance(computed.softmax, SoftmaxSoFar):
+            assert self.softmax is not None
+            computed.softmax.finish(self.softmax, edge_index[1], chunk.rows)
+            gradients = [computed.softmax.scaled(grad) for grad in gradients]
         return outputs, gradients
-
-    def _softmax(self, rows: slice) -> SoftmaxFn:
-        if self.softmax is None:
-            return _no_softmax
-        stats, row_sum = self.softmax
-        return lambda logits, dst: _Softmax.apply(logits, dst, stats, row_sum, rows)
 
 
 def _add(
@@ -195,26 +182,3 @@ def _add(
             chunk.block.put(target, gradient)
         else:
             target += gradient
-
-
-class _Softmax(torch.autograd.Function):
-    """A chunk's share of a softmax whose statistics are known.
-
-    | forward:  ``alpha = exp(l - max_i) / sum_i``
-    | backward: ``d_l = alpha * (d_alpha - r_i)``
-    """
-
-    apply = torch_apply
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, dst: Tensor, stats: SoftmaxStats, row_sum: Tensor, rows: slice
-    ) -> Tensor:
-        alpha = stats.alpha(logits, dst, rows)
-        ctx.save_for_backward(alpha, dst, row_sum[rows])
-        return alpha
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        alpha, dst, row_sum = ctx.saved_tensors
-        return alpha * (grads[0] - rows_at(row_sum, dst)), None, None, None, None

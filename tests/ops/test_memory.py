@@ -1,4 +1,4 @@
-"""What is kept for backward: own rows, never the halo nor messages; and of edges one chunk."""
+"""What is kept for backward: own rows, by default no halo and no message; of edges one chunk."""
 
 from __future__ import annotations
 
