@@ -293,10 +293,10 @@ def _serve(rank: int, world_size: int, backend: str, folder: str, connection: Co
 
 
 def _call(message: bytes) -> Any:
-    seed()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
     filters, fn, args, kwargs = _load(message)
+    seed()  # a module that it imports may draw
     with forgets_generated(), warnings.catch_warnings():
         warnings.resetwarnings()
         for each in reversed(filters):

@@ -56,12 +56,14 @@ def observed(plan: CallPlan, call: Call) -> CallPlan:
     edge_outputs = tuple(undone.changed[name] for name in names)
     if call.function != 'message':
         edge_outputs = (out, *edge_outputs)
+    learnable, are_read = leaves_of([out, *edge_outputs], samples, first_node)
     return replace(
         plan,
         out=out.detach(),
         edge_outputs=tuple(t.detach() for t in edge_outputs),
         edge_attributes=names,
-        learnable=leaves_of([out, *edge_outputs], samples, first_node)[0],
+        learnable=learnable,
+        are_read=are_read,
         uses_rng=undone.uses_rng,
         is_dense=sizes.is_dense,
         reads_sizes=sizes.are_read,
@@ -108,7 +110,7 @@ def run_by_destination(
     program = ChunkProgram(
         run, plan.out if is_message else None, plan.edge_outputs, plan.uses_rng, as_in_forward
     )
-    arguments = plan.arguments(call.arguments)
+    arguments = plan.arguments(call.arguments, call.arguments)
     rows = max(blocks.num_edges, 1)
     if call.options.mode != 'one_shot':
         read = *arguments.src, *arguments.dst, *arguments.edge, *plan.edge_outputs, plan.out
@@ -126,22 +128,31 @@ _NUM_PADDING = 2
 
 
 def _with_padding_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
-    """The edges, after some between made-up nodes that end in a new first destination."""
+    """The edges, after copies of the first one that end in a new first destination.
+
+    What a message cannot compute of other numbers would be NaN in gradients of parameters, too.
+    """
+    has_edges = edge_index.size(1) > 0
+    src, dst = edge_index[:, :1] if has_edges else (None, None)
+    first = slice(1) if has_edges else None
     num_src = next((t.size(0) for t in arguments.src), 0)
-    first = edge_index.new_tensor([[num_src], [0]]).expand(2, _NUM_PADDING)
+    ends = edge_index.new_tensor([[num_src], [0]]).expand(2, _NUM_PADDING)
     shifted = torch.stack([edge_index[0], edge_index[1] + 1])
     more = replace(
         arguments,
-        src=tuple(torch.cat([t, _padding_row(t)]) for t in arguments.src),
-        dst=tuple(torch.cat([_padding_row(t), t]) for t in arguments.dst),
-        edge=tuple(torch.cat([*[_padding_row(t)] * _NUM_PADDING, t]) for t in arguments.edge),
+        src=tuple(torch.cat([t, _row_at(t, src, 1.0)]) for t in arguments.src),
+        dst=tuple(torch.cat([_row_at(t, dst, 0.5), t]) for t in arguments.dst),
+        edge=tuple(torch.cat([*[_row_at(t, first, 1.0)] * 2, t]) for t in arguments.edge),
     )
-    return more, torch.cat([first, shifted], dim=1)
+    return more, torch.cat([ends, shifted], dim=1)
 
 
-def _padding_row(values: Tensor) -> Tensor:
-    """A row like those of `values`: ones, or index zero."""
-    return values.new_full((1, *values.shape[1:]), 1 if values.is_floating_point() else 0)
+def _row_at(values: Tensor, place: Any, number: float) -> Tensor:
+    """The row at a place; without one a row of a number, or of index zero."""
+    if place is not None:
+        return values[place]
+    is_index = not (values.is_floating_point() or values.is_complex())
+    return values.new_full((1, *values.shape[1:]), 0 if is_index else number)
 
 
 def _whole_graph(plan: Plan) -> tuple[int, int]:

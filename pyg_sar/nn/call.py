@@ -296,12 +296,23 @@ def _factor(message: Any) -> Tensor:
 def _index_of(value: Tensor, group: list[Tensor]) -> int:
     """The index of a tensor in its group, or the end: equal tensors are exchanged once."""
     for i, other in enumerate(group):
-        if other is value or (
-            value._base is not None
-            and other._base is value._base
-            and other.shape == value.shape
-            and other.stride() == value.stride()
-            and other.storage_offset() == value.storage_offset()
-        ):
+        if other is value or _is_one_view(other, value):
             return i
     return len(group)
+
+
+def _memory_of(value: Tensor) -> Any:
+    kind = value.dtype, value.is_conj(), value.is_neg(), value.requires_grad
+    return id(value._base), value.shape, value.stride(), value.storage_offset(), kind
+
+
+def _is_one_view(one: Tensor, other: Tensor) -> bool:
+    """Whether two views come from one tensor by one function of torch, with one gradient."""
+    if one._base is None or _memory_of(one) != _memory_of(other):
+        return False
+    nodes: Any = one.grad_fn, other.grad_fn
+    if None in nodes:
+        return not one.requires_grad
+    is_own = any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in nodes)
+    kinds = [(type(node), node.next_functions) for node in nodes]
+    return kinds[0] == kinds[1] and not is_own

@@ -82,8 +82,10 @@ class SoftmaxUse(TorchDispatchMode):
         expected = torch.arange(self.weights.numel()).view(num_edges, num_weights, 1)
         for tensor in tensors:
             entries = self._entries(tensor)
-            if entries is None or tensor.size(0) != num_edges or tensor.dtype == torch.float16:
-                return False  # sums of weights up to 1 may overflow in float16
+            if entries is None or tensor.size(0) != num_edges or tensor.is_complex():
+                return False
+            if tensor.dtype == torch.float16:
+                return False  # sums of weights up to 1 may overflow
             if entries.numel() == 0 or entries[0].numel() % num_weights:
                 return False
             if not bool((entries.reshape(num_edges, num_weights, -1) == expected).all()):

@@ -145,7 +145,7 @@ class MessageRun(Intercept):
         attributes = tuple(undone.changed[name] for name in names)
         path: Path = 'one_shot' if is_one_shot else 'replay'
         aggregate, reduced, source, weight, is_factored = None, self._reduced, '', None, False
-        ends = self._ends(out, attributes, written)
+        ends, read_names = self._ends(attributes, written)  # if x_j is summed elsewhere
         edge_outputs: tuple[Tensor, ...] = (out, *attributes)
         if call.function == 'message':
             edge_outputs, aggregate = attributes, aggregate_of(self._calls, self._reduced)
@@ -153,7 +153,7 @@ class MessageRun(Intercept):
                 return at_once
             keeps = bool(names or written)
             if aggregate.sums_one:
-                product = SummedProduct(call, self._edge_samples, self.uses.read)
+                product = SummedProduct(call, self._edge_samples, read_names)
                 source, weight, is_factored = product.read_from(
                     reduced[0], out, keeps, undone.uses_rng
                 )
@@ -163,6 +163,8 @@ class MessageRun(Intercept):
             elif source:
                 is_linear = weight is None or product.is_plain(reduced[0])
                 path = 'SpMM' if is_linear else 'SpMM with learned values'
+        if not is_factored:
+            ends, _ = self._ends((*reduced, *edge_outputs), written)
         with plainly():
             outputs, weights = [*reduced, *edge_outputs], None
             if self._num_softmax:
@@ -170,8 +172,9 @@ class MessageRun(Intercept):
                     return at_once
                 assert self._use.weights is not None
                 weights = plain(self._use.weights).detach()
-            read = outputs if path == 'scalar times x_j' else [out, *outputs]
-            learnable, are_read = leaves_of(read, samples, first_node)
+            learnable, are_read = leaves_of([out, *outputs], samples, first_node)
+            if path == 'scalar times x_j':
+                learnable, _ = leaves_of(outputs, samples, first_node)
             return Plan(
                 path=path,
                 function=name,
@@ -198,8 +201,10 @@ class MessageRun(Intercept):
                 summed=self._reduced[0].summed if source else None,
             )
 
-    def _ends(self, out: Any, attributes: tuple[Any, ...], written: tuple[str, ...]) -> Ends | None:
-        """The arguments whose dots are computed by themselves."""
+    def _ends(
+        self, kept: tuple[Any, ...], written: tuple[str, ...]
+    ) -> tuple[Ends | None, set[str]]:
+        """What :meth:`Uses.settle` finds, of arguments whose dots may be computed apart."""
         call, conv = self.call, self.call.conv
 
         def is_allowed(ends: Ends) -> bool:
@@ -213,7 +218,6 @@ class MessageRun(Intercept):
                 and not (is_hooked or set(ends) & set(written))
             )
 
-        kept = attributes if isinstance(out, SourceRows) else (out, *attributes)
         with plainly():
             return self.uses.settle(kept, is_allowed)
 
@@ -229,7 +233,13 @@ class MessageRun(Intercept):
         is_kept = version_of(weights) == 0 and out.requires_grad == weights.requires_grad
         if not (is_same and is_kept and out.is_contiguous()):
             return None
-        return self._watch.scores.read(self._logits, self._values, learnable)
+        scores = self._watch.scores.read(self._logits, self._values, learnable)
+        if scores is None:
+            return None
+        made_of = [self._values[scores.source], self._values[scores.own]]
+        made_of += [] if scores.att is None else [learnable[scores.att]]
+        learns = torch.is_grad_enabled() and any(t.requires_grad for t in made_of)
+        return scores if out.requires_grad == learns else None
 
     def _is_linear(self, outputs: list[Tensor], aggregate: Aggregate | None) -> bool:
         reductions = () if aggregate is None else aggregate.reductions

@@ -119,8 +119,8 @@ def _reads_more(
 
 
 def _attribute(module: torch.nn.Module, name: str) -> Any:
-    table = vars(module)
-    return table['_buffers'].get(name, table.get(name))
+    table, buffers = vars(module), module._buffers
+    return buffers[name] if name in buffers else table.get(name)
 
 
 def _has_objects(function: FunctionType) -> bool:

@@ -183,7 +183,11 @@ class _Function:
 def _source_of(code: CodeType) -> tuple[list[ast.AST], frozenset[str]]:
     """The nodes of a function's source; without a source its names, and kinds of writes."""
     try:
-        return [*ast.walk(ast.parse(textwrap.dedent(inspect.getsource(code))))], frozenset()
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef):
+                node.decorator_list = []  # which ran when the class was made
+        return [*ast.walk(tree)], frozenset()
     except (OSError, SyntaxError):  # of code that was given to exec, or a lambda in a table
         unread = frozenset((*code.co_names, *code.co_freevars, *_stores(code)))
         return [ast.Name(name) for name in unread], unread

@@ -47,14 +47,13 @@ def _on_edges(
     weights = None if plan.scores is None else _weights(plan.scores, plan, call)
     if weights is not None:
         return [], (weights,)
-    check = unchanged(whole or call)
+    check, analysed = unchanged(whole or call), (whole or call).arguments
     if plan.ends is not None:
         call = call.of_dots(plan.ends, _dots(plan.ends, call))
     aggregate = plan.aggregate if call.function == 'message' else None
-    num_calls = 0 if aggregate is None else len(aggregate.calls)
     num_dst = call.plan.shard.num_dst
     program = Program(
-        run=BlockMessages(call, num_calls, num_dst, plan.edge_attributes, plan.written).run,
+        run=BlockMessages(call, aggregate, num_dst, plan.edge_attributes, plan.written).run,
         messages=plan.messages,
         edge_outputs=plan.edge_outputs,
         uses_rng=plan.uses_rng,
@@ -63,7 +62,7 @@ def _on_edges(
         weights=plan.weights,
         as_in_forward=state_of(call.conv, check),
     )
-    arguments, keeps = plan.arguments(call.arguments), call.options.keeps
+    arguments, keeps = plan.arguments(call.arguments, analysed), call.options.keeps
     run = Run.of(program, arguments, call.plan, call.exchange, keeps=keeps)
     return (replay if program.weights is None else online)(run)
 
@@ -72,7 +71,7 @@ def _weights(scores: LeakyScores, plan: Plan, call: Call) -> Tensor | None:
     """Weights of attention by their own loop, where it takes them and reads no other rows."""
     source, own, att = _argument(call, scores.source), _argument(call, scores.own), None
     if scores.att is not None:
-        att = plan.arguments(call.arguments).instead[scores.att][0]
+        att = plan.arguments(call.arguments, call.arguments).instead[scores.att][0]
     if len(call.arguments.src) > 1 or not have_loop(source, own, att):
         return None
     weights = attention_weights(source, own, att, scores.slope, _loop(call))

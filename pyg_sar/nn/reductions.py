@@ -10,12 +10,14 @@ reduction gives its merged result.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import BlockIndex, Intercept
@@ -72,7 +74,7 @@ class _Done(Exception):
 
 
 class BlockMessages(Intercept):
-    """Runs message and aggregation on some edges, up to the last of `num_calls` reductions.
+    """Runs message and aggregation on some edges, up to the last reduction of `aggregate`.
 
     It sets `attributes` of the conv to one row per edge; all attributes are restored. It changes
     the inputs `written` in place, so it gets copies of them.
@@ -81,21 +83,32 @@ class BlockMessages(Intercept):
     def __init__(
         self,
         call: Call,
-        num_calls: int,
+        aggregate: Aggregate | None,
         num_dst: int,
         attributes: tuple[str, ...] = (),
         written: tuple[str, ...] = (),
     ) -> None:
         super().__init__(call.conv)
-        self._call, self._num_calls, self._num_dst = call, num_calls, num_dst
+        self._call, self._num_dst = call, num_dst
+        self._num_calls = 0 if aggregate is None else len(aggregate.calls)
+        reductions = () if aggregate is None else aggregate.reductions
+        self._dims = {r.message: r.dim for r in reductions}
         self._attributes, self._written = attributes, written
 
     def run(
         self, arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The inputs of the reductions, and edge outputs; see :class:`.program.Program`."""
+        """The inputs of the reductions, and edge outputs; see :class:`.program.Program`.
+
+        One edge is computed twice: ``squeeze()`` would take its dimension, too.
+        """
+        if edge_index.size(1) == 1:
+            twice, ends = _twice(arguments), edge_index.repeat(1, 2)
+            messages, outputs = self.run(twice, ends, _of_one(softmax))
+            firsts = (m.narrow(self._dims[i], 0, 1) for i, m in enumerate(messages))
+            return tuple(firsts), tuple(output[:1] for output in outputs)
         call, self.softmax, self._remaining = self._call, softmax, 0
-        conv, messages = call.conv, list[Tensor]()
+        conv, reduced = call.conv, list[Tensor]()
         index = edge_index[1].as_subclass(BlockIndex)
         values = call.inputs(arguments, edge_index, index, self._num_dst)
         values.update((name, values[name].clone()) for name in self._written)
@@ -104,16 +117,16 @@ class BlockMessages(Intercept):
             with self:
                 message = call.run(values)
                 if call.function == 'message':
-                    self._messages, self._remaining = messages, self._num_calls
+                    self._messages, self._remaining = reduced, self._num_calls
                     with suppress(_Done):
                         call.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
         finally:
             self.softmax, self._messages = None, []  # they may hold an owner of this object
             changed = undo(conv, before)
-        outputs: tuple[Tensor, ...] = () if call.function == 'message' else (message,)
+        of_edges: tuple[Tensor, ...] = () if call.function == 'message' else (message,)
         if self._attributes:
-            outputs += edge_rows(conv, changed, self._attributes, edge_index.size(1))
-        return tuple(messages), outputs
+            of_edges += edge_rows(conv, changed, self._attributes, edge_index.size(1))
+        return tuple(reduced), of_edges
 
     def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
         """Notes the input; the result has no rows, as no block knows it yet."""
@@ -130,6 +143,22 @@ class BlockMessages(Intercept):
         if not self._remaining:
             return super().degree(dst, dtype)
         return torch.empty(0, dtype=dtype or torch.float, device=dst.device)
+
+
+def _twice(one: Arguments) -> Arguments:
+    """The rows of an edge as those of two edges."""
+    src, dst, edge = (tuple(torch.cat([t, t]) for t in k) for k in (one.src, one.dst, one.edge))
+    return replace(one, src=src, dst=dst, edge=edge)
+
+
+def _of_one(softmax: SoftmaxFn) -> SoftmaxFn:
+    """The softmax of an edge for two that are alike."""
+
+    def both(logits: Tensor, dst: Tensor) -> Tensor:
+        weights = softmax(logits[:1], dst[:1])
+        return torch.cat([weights, weights])
+
+    return both
 
 
 class _Finisher(Intercept):
@@ -157,6 +186,8 @@ class _Finisher(Intercept):
         index, expected = next(self.calls)
         assert reduce == expected
         state, dim = self.states[index], self.reductions[index].dim
+        if not torch.is_grad_enabled() and any(t.requires_grad for t in state):
+            state = tuple(t.detach().clone() for t in state)
         shape = [1] * state[0].dim()
         shape[dim] = -1
         if reduce == 'mean' and not self.is_mean:
@@ -196,5 +227,22 @@ def finish(
     whole = tuple(map(for_rows, a.whole))
     nothing = Arguments(a.src, a.dst, tuple(t[:0] for t in a.edge), whole)
     values = call.inputs(nothing, no_edges, no_edges[1].as_subclass(BlockIndex), num_dst)
-    with parameters_for_rows(conv), _Finisher(conv, aggregate, states, plan, is_mean):
+    is_pygs = type(conv).aggregate.__module__.startswith('torch_geometric.')
+    flattens: AbstractContextManager[Any] = nullcontext() if is_pygs else _Flattens()
+    with parameters_for_rows(conv), _Finisher(conv, aggregate, states, plan, is_mean), flattens:
         return call.aggregate(values, no_message)
+
+
+class _Flattens(TorchFunctionMode):
+    """Computes the -1 of ``view(0, -1)`` of no edges, which torch finds ambiguous."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (Tensor.view, Tensor.reshape, torch.reshape) and len(args) > 1:
+            rows, *shape = args
+            shape = [*shape[0]] if isinstance(shape[0], (tuple, list)) else shape
+            if -1 in shape and 0 in shape and rows.dim() and rows.size(0) == 0:
+                others = prod(size for size in shape if size not in (0, -1))
+                shape[shape.index(-1)] = prod(rows.shape[1:]) // max(others, 1)
+                args = rows, shape
+        return func(*args, **kwargs)

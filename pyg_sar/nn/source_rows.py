@@ -12,7 +12,6 @@ message runs with a stand-in (:class:`StandIn`), which has no numbers, and gives
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import chain
 from typing import Any
 
 import torch
@@ -242,19 +241,18 @@ class Uses:
         out.source, out.own, out.uses = source.source, own.source, self
         return True
 
-    def settle(self, kept: Iterable[Any], is_allowed: Callable[[Ends], bool]) -> Ends | None:
-        """The ends of which a message reads dots alone; of all others both are read.
+    def settle(
+        self, kept: Iterable[Any], is_allowed: Callable[[Ends], bool]
+    ) -> tuple[Ends | None, set[str]]:
+        """The ends of which a message reads dots alone, and the names of all that it reads.
 
         That are one pair at most, and none of which it has `kept` rows or products.
         """
-        for value in kept:
-            if isinstance(value, _EndRows):
-                self.read.update(value.names())
-        ends = next(iter(self.ends), None)
-        if ends and len(self.ends) == 1 and self.read.isdisjoint(ends) and is_allowed(ends):
-            return ends
-        self.read.update(chain.from_iterable(self.ends))
-        return None
+        names = (value.names() for value in kept if isinstance(value, _EndRows))
+        read, ends = self.read.union(*names), next(iter(self.ends), None)
+        if ends and len(self.ends) == 1 and read.isdisjoint(ends) and is_allowed(ends):
+            return ends, read
+        return None, read.union(*self.ends)
 
 
 def _summed_dim(rows: _Followed, dim: Any = None, **options: Any) -> int | None:

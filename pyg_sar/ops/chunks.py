@@ -26,6 +26,7 @@ from pyg_sar.ops.program import Arguments, Program, SoftmaxFn, without_hooks
 from pyg_sar.shard.blocks import Block, Plan
 from pyg_sar.shard.index_rows import rows_at
 from pyg_sar.shard.shard import Cached
+from pyg_sar.utils.installed import find
 from pyg_sar.utils.rng import random_states_kept
 
 CHUNK_BYTES = 2 << 20
@@ -39,6 +40,7 @@ CUDA_CHUNK_BYTES = 256 << 20
 """On a GPU, where small operations take as long as larger ones."""
 
 MIN_EDGES = 256
+_hooks_of_saved = find('torch._C._autograd._top_saved_tensors_default_hooks')
 _CHUNKS: Cached[dict[int, list[list[Chunk]]]] = Cached()
 
 
@@ -156,12 +158,16 @@ class Run:
     def of(
         program: Program, arguments: Arguments, plan: Plan, exchange: Exchange, *, keeps: bool
     ) -> Run:
-        """A program on all blocks; `keeps` says that a forward with gradients keeps chunks."""
+        """A program on all blocks; `keeps` says that a forward with gradients keeps chunks.
+
+        Not where hooks take what is saved elsewhere, such as a checkpoint's.
+        """
         rng_and_autocast = RngAndAutocast(
             program.uses_rng, plan.edge_index.device, program.as_in_forward
         )
-        needs = torch.is_grad_enabled() and any(t.requires_grad for t in arguments.inputs())
-        kept = deque[Computed]() if keeps and needs else None
+        keeps = keeps and torch.is_grad_enabled() and _hooks_of_saved(True) is None
+        needs = keeps and any(t.requires_grad for t in arguments.inputs())
+        kept = deque[Computed]() if needs else None
         return Run(program, BlockByBlock(plan, exchange), rng_and_autocast, arguments, kept)
 
     def save(self, ctx: Any, *others: Tensor) -> None:

@@ -54,8 +54,8 @@ def check_whole(func: Any, tensor: Tensor) -> None:
         raise ValueError(
             f"'{name}' of rows and a plain tensor of shape {tuple(tensor.shape)}, which differs "
             'between the ranks: a plain tensor is one of the whole graph, equal on all ranks; draw '
-            'it with one seed on all of them; in place of a loop over the batches of a loader '
-            'write model(data.x, data.edge_index)'
+            'it with one seed on all of them; in a loop over batches of a loader take batch.x and '
+            'its other attributes'
         )
     checked[tensor] = version
 

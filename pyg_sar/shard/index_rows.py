@@ -34,6 +34,7 @@ def rows_at(values: Tensor, index: Tensor) -> Tensor:
     width = values[:1].numel()
     row_bytes = width * values.element_size()
     if values.device.type == 'cpu':
+        values = values.resolve_conj().resolve_neg()
         number = values.dtype if width == 1 else _NUMBERS.get(row_bytes)
         if number is not None and values.storage_offset() % width == 0 and values.is_contiguous():
             wide = values.view(values.size(0), -1).view(number)
@@ -122,6 +123,7 @@ def _seen_as(values: Tensor, number: torch.dtype) -> Tensor | None:
     """The rows ``[n, k]`` as wider numbers in the same memory, if that is possible."""
     factor = number.itemsize // values.element_size()
     is_aligned = values.storage_offset() % factor == 0
-    if not is_aligned or not values.is_contiguous() or values[:1].numel() % factor:
+    is_fit = is_aligned and values.is_contiguous() and values[:1].numel() % factor == 0
+    if not is_fit or values.is_conj() or values.is_neg():
         return None
     return values.view(values.size(0), -1).view(number)

@@ -50,7 +50,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 def _flat(tensor: Tensor) -> Tensor:
     """All numbers in one row; a contiguous tensor of one number may have any stride."""
-    values = tensor.detach().contiguous().view(-1)
+    values = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     return values.as_strided(values.shape, (1,))
 
 

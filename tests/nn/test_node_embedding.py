@@ -454,6 +454,9 @@ OF_THE_WEIGHT: dict[str, Callable[[Run], Any]] = {
     'LBFGS': _step(partial(torch.optim.LBFGS, max_iter=5)),
     'Adafactor': _step(torch.optim.Adafactor),
     'lists': lambda r: _lists(r.table.weight.detach()),
+    'sources of edges': lambda r: _of_loss(r, r.table(r.data.edge_index[0]).sin().mean()),
+    'pairs of edges': lambda r: _of_loss(r, r.table(r.data.edge_index).prod(0).mean()),
+    'ids that rows compute': lambda r: _of_loss(r, r.table(r.data.y * 9).square().mean()),
 }
 
 

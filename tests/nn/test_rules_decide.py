@@ -290,6 +290,27 @@ def test_another_number_may_be_another_message() -> None:
     assert paths == {'by its flag': ['replay', 'one_shot']}
 
 
+class Registry(dict[str, Any]):
+    def add(self, name: str) -> Callable[[Any], Any]:
+        return lambda function: self.setdefault(name, function)
+
+
+REGISTRY = Registry()
+
+
+class Registered(Told):
+    @REGISTRY.add('message')
+    def message(self, x_j, x_i):
+        return (x_j - x_i).tanh()
+
+
+def test_a_decorator_is_no_part_of_the_message() -> None:
+    data = pyg_sar.load_shard(cut_of(_graph, 3, CUT))
+    conv = pyg_sar.SARConv(Registered(lambda m: m.x).double())
+    conv(data.x, data.edge_index, data.w, data.kind)
+    assert conv.chosen_paths() == ['replay']
+
+
 @pytest.mark.parametrize('width', [13, 26, 100, 104, 128, 260])
 def test_no_width_is_a_number_of_edges(width: int) -> None:
     def message(m: Of) -> Tensor:

@@ -102,10 +102,16 @@ def test_what_lives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = pyg_sar.load_shard(cut_of(small_graph, 2, 'random'))
     conv, x = pyg_sar.SARConv(_make(name), **MODE), data.x.detach().requires_grad_()
     loss = conv(x, data.edge_index).sum()
-    assert len(kept) == 1
+    (computed,) = kept
+    assert len(computed.messages[0]) == data.num_edges
+    del computed
     loss.backward()
     assert not kept
     with torch.no_grad():
         out = conv(x, data.edge_index)
     assert not kept
     assert not out.requires_grad
+    with torch.autograd.graph.save_on_cpu():
+        out = conv(x, data.edge_index)
+    assert not kept
+    assert out.requires_grad

@@ -100,7 +100,8 @@ def numbers_of_other_kinds(data: Data) -> Tensor:
     """Halves, ints, bools and complex numbers made from features."""
     x, (row, col) = data.x, data.edge_index
     phase = torch.polar(x.abs() + 0.1, x)
-    moved = torch.zeros_like(phase).index_add_(0, col, phase[row])
+    turn = torch.polar(torch.ones(x.size(1), dtype=x.dtype), torch.arange(x.size(1)).to(x.dtype))
+    moved = torch.zeros_like(phase).index_add_(0, col, phase.conj()[row] * turn.conj())
     ints = (x * 10).long()
     whole = [(x > 1).double(), (ints % 7).double(), ints.bitwise_and(3).double()]
     return torch.cat([moved.real, moved.imag, moved.abs(), *whole, x.half().double()], 1) / 10
