@@ -181,9 +181,16 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
         ('1,2\n2,3e0\n', 'an integer in column 2'),
         ('source,target\n#a,#b\nb,c\n', 'an edge or a comment in line 2'),
         ('source,target\nb,c\n\n#a,b\n', 'an edge or a comment in line 4'),
+        (
+            '# c\n\n%C3%85\tc\nb c\tb\nb\tb c\n',
+            'an edge or a comment in line 3.*write % as another',
+        ),
+        ('#love,#hate\n#love,peace\npeace,love\nlove,peace\n', 'an edge or a comment in line 1'),
         ('0 1\n' * 1500 + '9' * 21 + ' 1\n', 'line 1501 .* more than 64 bits: --relabel'),
     ],
     'a.csv': [
+        ('src,dst\r3,4\r5,6\r', r"end in \\n or \\r\\n in '.*a.csv' .got \\r alone"),
+        (f'src,dst\n0,{"a" * 140_000}\n', "fields by ',' in '0,aaa.*field larger"),
         ('src\n0\n', 'expected an edge, two ids by a comma'),
         ('src,dst\n0,1\n1,\n', "an integer in column 2, 'dst', of line 3 .* .got ''"),
         ('src,dst\n0,\n', "expected a name in column 2, 'dst', of line 2"),
