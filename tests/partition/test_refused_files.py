@@ -186,6 +186,13 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
             'an edge or a comment in line 3.*write % as another',
         ),
         ('#love,#hate\n#love,peace\npeace,love\nlove,peace\n', 'an edge or a comment in line 1'),
+        (
+            '0 1\n' * 1500 + '07 1\n',
+            "column 1, .* line 1501 .*'07'., of a zero in front: --relabel",
+        ),
+        ('0 1 0\n1 0 1\n0 1 0\n', "edges of 3 columns, .*'0 1 0', which may be of a matrix"),
+        ('0 2 0\n2 0.5 3\n0 3 1\n', "edges of 3 columns, .*'0 2 0', which may be of a matrix"),
+        ('0 1 1 0 0 1 1\n' * 4, 'src,dst,a,b above edges of 7 columns'),
         ('0 1\n' * 1500 + '9' * 21 + ' 1\n', 'line 1501 .* more than 64 bits: --relabel'),
     ],
     'a.csv': [
@@ -203,6 +210,7 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
         ('source,item\n1,2\n', 'rename the columns of the ids'),
         ('user_id,item_id\n0,0\n1,2\n', r"got \['user_id', 'item_id'\].*nodes of two kinds"),
         ('user,item,score1,score2\n1,2,5,6\n', r"got \['user', 'item', 'score1', 'score2'\]"),
+        ('person,company,from,to\n1,7,2019,2020\n', 'rename the columns of the ids'),
         ('user,item,valid_from,valid_to\n1,2,5,6\n', 'rename the columns of the ids'),
         ('user,item,page_from,page_to\n1,2,5,6\n', 'rename the columns of the ids'),
         ('from,to,u,v\n1,2,5,6\n', "got 'from' and 'to', or 'u' and 'v'.: rename those"),

@@ -192,6 +192,8 @@ class _Reader:
                 raise _NoNumbersError('an empty name')
         except (self._pyarrow.ArrowInvalid, _NoNumbersError) as error:
             self.explain(piece, str(error), skip_header=skip_header)
+        if self._names is None and not form.fill:
+            text_lines.check_zeros(piece, form.names, form.ends, form.delimiter, int(skip_header))
         for name, column in values.items():
             self._spools[name].add(column)
         if self._names is not None:

@@ -194,14 +194,15 @@ def split(text: str, delimiter: str) -> list[str]:
 def delimiter_of(lines: list[str]) -> str:
     """What stands between the fields of lines: a comma, semicolon or tab, or spaces and tabs.
 
-    Between tabs a name may have spaces, if only of a later line. Where all are numbers, spaces are
-    between fields as well.
+    Between tabs a name may have spaces, if only of a later line, and commas. Where all are numbers,
+    spaces are between fields as well.
     """
-    for sign in ',;':
-        if sign in lines[0]:
-            return sign
     by_tabs = [line.strip().split('\t') for line in lines]
     is_even = len({*map(len, by_tabs)}) == 1 and len(by_tabs[0]) > 1
+    for sign in ',;':
+        if sign in lines[0]:
+            by_sign = re.compile(rf'\t *{sign}|{sign} *\t')
+            return '\t' if is_even and not any(map(by_sign.search, lines)) else sign
     has_spaces = any(' ' in field.strip() for fields in by_tabs for field in fields)
     has_names = not any(all(map(is_number, line.split())) for line in lines[:2])
     has_ends = any(line != line.strip() for line in lines)
@@ -224,9 +225,31 @@ def is_integer(text: str) -> bool:
     return re.fullmatch(r'-?\d+', text) is not None and -(1 << 63) <= int(text) < 1 << 63
 
 
+def is_plain(text: str) -> bool:
+    """Whether a field has no zero in front of its other digits."""
+    return re.match(r'-?0\d', text) is None
+
+
 def is_name(text: str) -> bool:
     """Whether a field may be the name of a node."""
     return text != ''
+
+
+def check_zeros(
+    piece: Piece, names: list[str], ends: tuple[int, int], delimiter: str, skipped: int
+) -> None:
+    """Raises ValueError of an id such as 01, which is no number, as 1 may be another."""
+    content = b'\n' + piece.content
+    if any(re.search(sign + b'0[0-9]', content) for sign in (b'\n', *_SIGNS)):
+        checks = {name: is_plain if at in ends else _is_any for at, name in enumerate(names)}
+        explain(piece, delimiter, checks, skipped)
+
+
+def _is_any(text: str) -> bool:
+    return True
+
+
+_SIGNS = b'\t', b' ', b',', b';', b'"'
 
 
 def explain(
@@ -253,7 +276,8 @@ def explain(
                     hint = ': leave the column out, or write numbers'
                     hint += ' with decimal points' * bool(re.fullmatch(r'-?\d+,\d+', field))
                 elif re.fullmatch(r'\d+', field):
-                    hint = ', of more than 64 bits: --relabel takes ids as names'
+                    what = 'a zero in front' if checks[name] is is_plain else 'more than 64 bits'
+                    hint = f', of {what}: --relabel takes ids as names'
                 raise ValueError(
                     f"expected {_KINDS[checks[name]]} in column {column}, '{name}', of {where} "
                     f'(got {field!r}){hint}'
@@ -264,6 +288,7 @@ def explain(
 
 _KINDS: dict[Callable[[str], bool], str] = {
     is_integer: 'an integer',
+    is_plain: 'an integer',
     is_number: 'a number',
     is_name: 'a name',
 }
