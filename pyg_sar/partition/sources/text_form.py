@@ -18,7 +18,7 @@ _COLUMNS = ('src', 'dst', 'edge_weight', 'time')
 _MOST = 6
 """Columns of a file without a header, at most; more are a matrix."""
 
-_SECONDS = (10**8, 10**11)
+SECONDS = (10**8, 10**11)
 """Integers between these are no weights but times, in seconds since 1970."""
 
 _LOOK_AHEAD = 1000
@@ -159,6 +159,6 @@ def _names(rows: list[list[str]], where: str) -> list[str]:
         )
     names = [*_COLUMNS[:count], *(f'column_{at}' for at in range(5, count + 1))]
     thirds = [row[2] for row in rows if len(row) == 3]
-    if count == 3 and all(is_integer(t) and _SECONDS[0] <= int(t) < _SECONDS[1] for t in thirds):
+    if count == 3 and all(is_integer(t) and SECONDS[0] <= int(t) < SECONDS[1] for t in thirds):
         names[2] = 'time'
     return names
