@@ -13,14 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
 from pyg_sar.partition.memmap import Scratch, smallest_and_largest
 from pyg_sar.partition.sources import text_lines
 from pyg_sar.partition.sources.columns import unit_of
 from pyg_sar.partition.sources.end_columns import ends_of
 from pyg_sar.partition.sources.names import Numbering
-from pyg_sar.partition.sources.parts import table_files
+from pyg_sar.partition.sources.parts import are_wide_integers, table_files
 from pyg_sar.partition.sources.pieces import is_read
 from pyg_sar.partition.sources.spool import Spool
 from pyg_sar.partition.sources.text_form import Form, form_of, names_in_comment
@@ -303,7 +301,6 @@ def _numbers(column: Any) -> Any:
     array = column.to_numpy(zero_copy_only=False)
     if array.dtype.kind not in 'biuf' or column.null_count:
         raise _NoNumbersError(f'a column of {column.type}')
-    finite = array[np.isfinite(array)] if array.dtype.kind == 'f' else np.empty(0)
-    if (abs(finite) >= 2**63).any() and (finite % 1 == 0).all():
+    if array.dtype.kind == 'f' and are_wide_integers(array):
         raise _NoNumbersError('integers of more than 64 bits')
     return array
