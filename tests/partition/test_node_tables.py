@@ -20,6 +20,7 @@ from pyg_sar.partition.__main__ import main
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.sources.node_tables import NodeTableOptions
+from pyg_sar.partition.sources.reverse import add_reverse_edges
 
 pa = pytest.importorskip('pyarrow')
 pandas = pytest.importorskip('pandas')
@@ -321,6 +322,19 @@ def _of_text(folder: Path, nodes: str, edges: str = 'src,dst\n0,1\n') -> Any:
     (folder / 'nodes.csv').write_text(nodes)
     (folder / 'edges.csv').write_text(edges)
     return load_source(folder)
+
+
+@pytest.mark.parametrize('num_edges', [3, 4])
+def test_columns_called_as_those_of_others(tmp_path, check_partition, num_edges):
+    """A column belongs to the table that has it."""
+    rows = ['0,1,5,6', '1,2,6,7', '2,0,7,8', '1,0,8,9'][:num_edges]
+    nodes = 'id,edge_attr\n0,5\n1,6\n2,7\n'
+    data = _of_text(tmp_path, nodes, '\n'.join(['src,dst,x,batch', *rows]))
+    pyg_sar.partition_graph(tmp_path, 2, tmp_path / 'out', method='random')
+    names = ('x', 'batch')
+    check_partition(tmp_path / 'out', data, 2, node_attrs=('edge_attr',), edge_attrs=names)
+    both = add_reverse_edges(data)
+    assert (both.num_nodes, both.x.size(0)) == (3, both.num_edges)
 
 
 def test_text_with_blanks_behind_commas(tmp_path):

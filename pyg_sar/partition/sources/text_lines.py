@@ -241,7 +241,9 @@ def check_zeros(
     """Raises ValueError of an id such as 01, which is no number, as 1 may be another."""
     content = b'\n' + piece.content
     if any(re.search(sign + b'0[0-9]', content) for sign in (b'\n', *_SIGNS)):
-        checks = {name: is_plain if at in ends else _is_any for at, name in enumerate(names)}
+        checks: dict[str, Callable[[str], bool]] = {
+            name: is_plain if at in ends else _is_any for at, name in enumerate(names)
+        }
         explain(piece, delimiter, checks, skipped)
 
 
