@@ -222,10 +222,10 @@ def test_parts_that_differ(tmp_path):
 
 def test_lists_of_parts(tmp_path):
     fixed = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12.0, dtype=np.float32)), 2)
-    write_edges(tmp_path / 'a.parquet', z=fixed)
-    write_edges(tmp_path / 'b.parquet', z=pa.array([[1.5, 2.5]] * 6))
+    write_edges(tmp_path / 'part-0.parquet', z=fixed)
+    write_edges(tmp_path / 'part-1.parquet', z=pa.array([[1.5, 2.5]] * 6))
     assert load_source(tmp_path).z.tolist() == [*fixed.to_pylist(), *[[1.5, 2.5]] * 6]
-    write_edges(tmp_path / 'b.parquet', z=pa.array([[1.5]] * 6))
+    write_edges(tmp_path / 'part-1.parquet', z=pa.array([[1.5]] * 6))
     _refuses(tmp_path, 'lists of one length', '2 numbers in row 0 and 1 in row 6')
 
 

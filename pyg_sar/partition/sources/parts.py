@@ -31,6 +31,11 @@ def table_files(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path] if path.suffix in TABLES else []
+    if (path / '_delta_log').is_dir():  # which tells the parts that are no longer of the table
+        raise ValueError(
+            f"expected a folder of parts (got '{path}', a table of Delta): "
+            "deltalake.DeltaTable(path).to_pandas().to_parquet('edges.parquet') saves its rows"
+        )
     found: list[Path] = []
     for entry in sorted(path.glob('[!._]*'), key=_by_numbers):
         if entry.suffix in TABLES and entry.is_file():
