@@ -93,8 +93,9 @@ def sort_attributes(
             attributes.whole[name] = tensor
             continue
         is_of_ids = name != 'edge' and data.get(f'{name}_index') is not None
-        owner = None if is_of_ids else _owner(name, tensor, num_nodes, num_edges, where)
-        noted = owners(data).get(name, owner) if isinstance(data, Data) else owner
+        known = owners(data).get(name) if isinstance(data, Data) else None
+        owner = None if is_of_ids else _owner(name, tensor, num_nodes, num_edges, where, known)
+        noted = known or owner
         if owner not in (None, noted):  # of edges that a transform has added there are no rows
             owner = noted if num_nodes == num_edges else None
         if owner is not None:
@@ -166,10 +167,13 @@ def is_counted(data: Data | Mapping[str, Any]) -> bool:
     return data.get('num_nodes') is None and not _COUNTED.isdisjoint(data.keys())
 
 
-def leave_to_count(store: Any) -> None:
-    """Takes out the ``num_nodes`` of a file that PyG counts, so another `x` tells another one."""
+def leave_to_count(store: Any, edges: Iterable[str] = ()) -> None:
+    """Takes out the ``num_nodes`` of a file that PyG counts, so another `x` tells another one.
+
+    It stays if one of the attributes of `edges` would be counted.
+    """
     counted = (len(value) for name, value in store.items() if name in _COUNTED)
-    if next(counted, None) == store.get('num_nodes'):  # of edges there may be an `x`, too
+    if _COUNTED.isdisjoint(edges) and next(counted, None) == store.get('num_nodes'):
         store.pop('num_nodes', None)
 
 
@@ -225,13 +229,18 @@ def label_facts(attrs: Mapping[str, Tensor], taken: Container[str]) -> dict[str,
 
 
 def _owner(
-    name: str, value: Tensor, num_nodes: int | None, num_edges: int | None, where: str
+    name: str,
+    value: Tensor,
+    num_nodes: int | None,
+    num_edges: int | None,
+    where: str,
+    known: str | None,
 ) -> str | None:
     if name == 'face' or (value.dim() > 1 and 'index' in name):
         return None
     rows = value.size(0) if value.dim() else None
     for names, what, count in ((_NODE_NAMES, 'node', num_nodes), (_EDGE_NAMES, 'edge', num_edges)):
-        if name in names and count is not None:
+        if name in names and count is not None and known in (None, what):
             if rows != count:
                 is_ids = name.endswith('_mask') and value.dtype in (torch.int64, torch.int32)
                 hint = f": ids are named '{name[:-4]}idx'" if is_ids else ''

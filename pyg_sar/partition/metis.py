@@ -17,6 +17,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 
@@ -27,7 +28,7 @@ from torch import Tensor
 from pyg_sar.partition.external_sort import neighbours
 from pyg_sar.partition.graph import TypedGraph
 from pyg_sar.partition.layout import group_nodes
-from pyg_sar.partition.memmap import edge_chunks, join_edges
+from pyg_sar.partition.memmap import Int64Array, edge_chunks, join_edges
 from pyg_sar.partition.options import CutOptions, Problem, metis_package
 from pyg_sar.shard.format import NodeKey
 
@@ -40,6 +41,11 @@ _WORTH = 0.98
 
 def metis_parts(problem: Problem) -> Tensor:
     """The part of every node, int64 [N]. Parts may be empty on graphs of a few nodes per part."""
+    linked = _linked(problem)
+    if linked is not None:
+        nodes, among = linked
+        parts = np.arange(len(nodes)) if len(nodes) < problem.num_parts else metis_parts(among)
+        return _dealt(problem, nodes, np.asarray(parts))
     package = metis_package()
     if package != 'pymetis':
         return _by_pyg(problem, package)
@@ -53,6 +59,43 @@ def metis_parts(problem: Problem) -> Tensor:
     if largest != largest_by_k_way:  # not both are even: one has a hub, or few nodes
         return by_k_way if largest_by_k_way < largest else parts
     return by_k_way if cut_by_k_way < _WORTH * cut else parts
+
+
+def _linked(problem: Problem) -> tuple[Int64Array, Problem] | None:
+    """The nodes with an edge, and the graph of them; None if most have one.
+
+    METIS takes minutes where most have none, as of ids with gaps.
+    """
+    indptr, weights = problem.indptr, problem.weights
+    is_linked = np.diff(indptr) > 0
+    nodes = np.flatnonzero(is_linked)
+    if 2 * len(nodes) >= problem.num_nodes:
+        return None
+    index = (np.cumsum(is_linked) - 1)[problem.index]
+    among = replace(
+        problem,
+        indptr=np.append(indptr[nodes], indptr[-1]),
+        index=index,
+        weights=None if weights is None else weights[nodes],
+    )
+    return nodes, among
+
+
+def _dealt(problem: Problem, nodes: Int64Array, parts: Int64Array) -> Tensor:
+    """The part of every node: those of `nodes`, and others in runs that even the loads out."""
+    is_other = np.ones(problem.num_nodes, bool) if problem.weights is None else problem.weights > 0
+    is_other[nodes] = False  # each of the others weighs one
+    others, found = np.flatnonzero(is_other), np.zeros(problem.num_nodes, np.int64)
+    found[nodes] = parts
+    weights = None if problem.weights is None else problem.weights[nodes]
+    loads = np.bincount(parts, weights, problem.num_parts)
+    filled = np.sort(loads)
+    levels = (np.cumsum(filled) + len(others)) / np.arange(1, problem.num_parts + 1)
+    room = np.maximum(levels[levels >= filled][-1] - loads, 0)
+    found[others] = np.searchsorted(np.cumsum(room), np.arange(len(others)) + 0.5).clip(
+        max=problem.num_parts - 1
+    )
+    return torch.from_numpy(found)
 
 
 def pymetis_parts(
@@ -157,9 +200,14 @@ def find_sub_parts(
         sub_parts[nodes] = first
         if count > 1 and index.size:
             problem = Problem(indptr, index, None, count, options)
+            linked = _linked(problem)
+            if linked is not None:
+                sub_parts[nodes] += count - 1  # the others come last
+                nodes = nodes[torch.from_numpy(linked[0])]
+                problem = replace(linked[1], num_parts=-(-nodes.numel() // ROWS))
             _, found = pymetis_parts(problem, recursive=True, rounds=1)
-            sub_parts[nodes] += found.to(torch.int32)
-            del problem
+            sub_parts[nodes] = first + found.to(torch.int32)
+            del problem, linked
         first += count
         del indptr, index, nodes  # freed before the next part allocates
     return graph.by_type(sub_parts)

@@ -47,7 +47,14 @@ LISTS: dict[str, tuple[str, dict[str, list[float]]]] = {
     'a header and semicolons': ('w;Source;Target\n3;3;1\n4;1;2\n5;0;0\n', {'w': [3, 4, 5]}),
     'numbered ends': ('node_1,node_2,w\n3,1,3\n1,2,4\n0,0,5\n', {'w': [3, 4, 5]}),
     'quotes': ('"FromNodeId","ToNodeId"\n"3","1"\n"1","2"\n"0","0"\n', {}),
+    'quotes behind blanks': (
+        '"source", "target", "w"\n"3", "1", 3\n  "1", "2", 4\n0,0,5\n',
+        {'w': [3, 4, 5]},
+    ),
+    'quotes of R': ('"from" "to" "w"\n"3" "1" 3\n1 "2" 4\n0 0 5\n', {'w': [3, 4, 5]}),
     'a header of one name': ('node_id\tnode_id\n3\t1\n1\t2\n0\t0\n', {}),
+    'numbers in a header': ('id_1,id_2,2019\n3,1,3\n1,2,4\n0,0,5\n', {'2019': [3, 4, 5]}),
+    'a zero in front of a weight': ('3 1 03\n1 2 4\n0 0 05\n', {'edge_weight': [3, 4, 5]}),
     'a number in a header': ('src,dst,7\n3,1,3\n1,2,4\n0,0,5\n', {'7': [3, 4, 5]}),
     'a header, dst first': ('dst,w,src\n1,3,3\n2,4,1\n0,5,0\n', {'w': [3, 4, 5]}),
     **{
@@ -154,6 +161,7 @@ STEAM = 76561198000000000
 NAMED: dict[str, tuple[str, list[Any]]] = {
     'text': ('alice\tbob\nbob\tcarol\ncarol\tNew York\n', ['alice', 'bob', 'carol', 'New York']),
     'text with a header': ('src,dst\nb,a\na,c\nc,d\n', ['b', 'a', 'c', 'd']),
+    'zeros in front': ('src,dst\n01001,1001\n1001,01\n01,1\n', ['01001', '1001', '01', '1']),
     'identifiers': (
         'source,target\nf81d-1,f81d-2\nf81d-2,f81d-9\nf81d-9,f81d-a\n',
         ['f81d-1', 'f81d-2', 'f81d-9', 'f81d-a'],
@@ -209,6 +217,22 @@ def _alike(ids: str) -> str:
 )
 def test_names_that_are_no_other_form(tmp_path: Path, text: str, num_edges: int) -> None:
     assert _of_text(tmp_path, text).num_edges == num_edges
+
+
+@pytest.mark.parametrize(
+    ('text', 'names'),
+    [
+        ('"b", "a, ""a"""\n"a, ""a""", "b"\n', ['b', 'a, "a"']),
+        ('"from" "to" "w"\n"b" "New  York" 5\n"New  York" "b" -6\n', ['b', 'New  York']),
+        ('from to\n"b" b\nb "b"\n', ['"b"', 'b']),  # of which quotes are letters
+        ('Smith, J\tDoe\nDoe\tSmith, J\n', ['Smith, J', 'Doe']),
+    ],
+)
+def test_names_with_quotes_and_commas(tmp_path: Path, text: str, names: list[str]) -> None:
+    data = _of_text(tmp_path, text)
+    assert data.node_names.to_pylist() == names
+    assert data.edge_index.tolist() == [[0, 1], [1, 0]]
+    assert data.get('w', torch.tensor([5, -6])).tolist() == [5, -6]
 
 
 def test_names_that_come_late(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ BESIDE: list[tuple[dict[str, Any], str]] = [
         {'graph.txt': '0 1\n', 'nodes.csv': NODES},
         r"edges.csv, .* beside \['nodes.csv'\].*graph.txt",
     ),
+    ({'_delta_log/0.json': '', 'part-0.parquet': ENDS}, 'a folder of parts .*a table of Delta'),
     ({'nodes.csv': NODES}, r"edges.csv, .* beside \['nodes.csv'\] .*got \[\]"),
     ({'graph.csv': '0,1\n', 'node-feat.csv': '0,5\n'}, r"beside \['node-feat.csv'\].*'graph.csv'"),
     (
@@ -80,6 +81,12 @@ def test_links_in_a_folder(tmp_path):
     (root / 'up').symlink_to('..')
     with pytest.warns(UserWarning, match='not read in .*: up$'):
         load_source(root)
+
+
+def test_parts_of_several_names_are_noted(tmp_path):
+    root = _folder_of(tmp_path, {'test.csv': '0,1\n', 'train.csv': '1,2\n'})
+    with pytest.warns(UserWarning, match='one table of 2 parts: test.csv, train.csv$'):
+        assert load_source(root).edge_index.tolist() == [[0, 1], [1, 2]]
 
 
 def test_other_files_that_nobody_reads_are_noted(tmp_path):

@@ -23,7 +23,7 @@ from pyg_sar.partition import ldg
 from pyg_sar.partition.external_sort import neighbours
 from pyg_sar.partition.graph import typed_graph
 from pyg_sar.partition.ldg import batch_size, ldg_parts
-from pyg_sar.partition.metis import pymetis_parts
+from pyg_sar.partition.metis import find_sub_parts, pymetis_parts
 from pyg_sar.partition.options import CutOptions, Problem, check_options
 from pyg_sar.partition.partition_graph import assign_nodes
 
@@ -224,6 +224,26 @@ def test_metis_takes_the_better_of_both_ways():
         )
         assert cut <= 1.02 * min(by_two, at_once)
         assert num_parts == 8 or cut < 0.95 * by_two
+
+
+def test_nodes_without_an_edge_are_dealt_out():
+    """METIS takes minutes for them; the cut is that of the other nodes alone."""
+    edges = torch.randint(3000, (2, 9000), generator=torch.Generator().manual_seed(0))
+    parts = _assign(Data(edge_index=7 * edges, num_nodes=21_000), 4)
+    assert parts.bincount().tolist() == [5250] * 4
+    assert torch.equal(parts[::7][edges.unique()], _assign(_dense(edges), 4))
+    graph = Data(edge_index=torch.tensor([[0, 1], [1, 399_999]]), num_nodes=400_000)
+    assert _assign(graph, 5).bincount().tolist() == [80_000] * 5
+    found = find_sub_parts(
+        typed_graph(graph), {None: torch.zeros(400_000, dtype=torch.int32)}, 1, 0
+    )[None]
+    assert len({*found[[0, 1, -1]].tolist()} & {*found[2:-1].tolist()}) == 0
+
+
+def _dense(edges: Tensor) -> Data:
+    """The graph of the nodes with an edge."""
+    ids, dense = edges.unique(return_inverse=True)
+    return Data(edge_index=dense, num_nodes=len(ids))
 
 
 @pytest.mark.parametrize('method', ['metis', KAMINPAR, 'ldg'])

@@ -20,6 +20,7 @@ from pyg_sar.partition.__main__ import main
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.sources.node_tables import NodeTableOptions
+from pyg_sar.partition.sources.reverse import add_reverse_edges
 
 pa = pytest.importorskip('pyarrow')
 pandas = pytest.importorskip('pandas')
@@ -315,6 +316,51 @@ def test_what_the_page_says(tmp_path, monkeypatch, capsys):
     x = [list(row) for row in zip(COLUMNS['age'], COLUMNS['height'], strict=True)]
     assert whole(Path('parts'), 'x') == x
     assert pyg_sar.load_shard('parts').y_names == ['cat', 'dog', 'owl']
+
+
+def _of_text(folder: Path, nodes: str, edges: str = 'src,dst\n0,1\n') -> Any:
+    (folder / 'nodes.csv').write_text(nodes)
+    (folder / 'edges.csv').write_text(edges)
+    return load_source(folder)
+
+
+@pytest.mark.parametrize('num_edges', [3, 4])
+def test_columns_called_as_those_of_others(tmp_path, check_partition, num_edges):
+    """A column belongs to the table that has it."""
+    rows = ['0,1,5,6', '1,2,6,7', '2,0,7,8', '1,0,8,9'][:num_edges]
+    nodes = 'id,edge_attr\n0,5\n1,6\n2,7\n'
+    data = _of_text(tmp_path, nodes, '\n'.join(['src,dst,x,batch', *rows]))
+    pyg_sar.partition_graph(tmp_path, 2, tmp_path / 'out', method='random')
+    names = ('x', 'batch')
+    check_partition(tmp_path / 'out', data, 2, node_attrs=('edge_attr',), edge_attrs=names)
+    both = add_reverse_edges(data)
+    assert (both.num_nodes, both.x.size(0)) == (3, both.num_edges)
+
+
+def test_text_with_blanks_behind_commas(tmp_path):
+    data = _of_text(tmp_path, 'id, y, f\nann, x, 5\n bob,x, 6\n', 'ann, bob\nbob, ann\n')
+    assert content(data) == {
+        **{'edge_index': [[0, 1], [1, 0]], 'num_nodes': 2, 'node_names': ['ann', 'bob']},
+        **{'y': [0, 0], 'y_names': ['x'], 'num_classes': 1, 'f': [5, 6]},
+    }
+    for nodes in ('id,y\n0, "x"\n1, "z"\n', 'id, "y"\n0,1\n1,2\n'):
+        refuses(lambda nodes=nodes: _of_text(tmp_path, nodes), 'no blank in front of a quote')
+
+
+def test_ids_of_text_with_zeros_in_front(tmp_path):
+    for header in ('id,y', ' id, y'):
+        data = _of_text(tmp_path, f'{header}\n01,3\n1,2\n', 'src,dst\n1,01\n1,1\n')
+        assert data.edge_index.tolist() == [[1, 1], [0, 1]]
+        assert (data.node_names.to_pylist(), data.y.tolist()) == (['01', '1'], [3, 2])
+
+
+def test_types_of_text_are_those_of_all_rows(tmp_path):
+    """Of more bytes than pyarrow looks at by itself."""
+    rows = [f'{i},,{i}' for i in range(200_000)]
+    data = _of_text(tmp_path, '\n'.join(['id,y,f', *rows, '200000,3,2.5']))
+    assert (data.y.sum(), data.y[-1], data.f[-1]) == (3 - len(rows), 3, 2.5)
+    wide = f'id,f\n0,{12345678901234567890}\n1,{12345678901234567891}\n'
+    refuses(lambda: _of_text(tmp_path, wide), 'at most 64 bits in', "'f' of", 'leave the column')
 
 
 # A folder by types

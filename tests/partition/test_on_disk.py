@@ -339,6 +339,7 @@ def test_undirected_of_the_command_line(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ['disk', 'graph', 'memory']
 
 
+TWICE = torch.tensor([[0, 1], [1, 0]])
 RELATION, REVERSE = ('a', 'to', 'b'), ('b', 'rev_to', 'a')
 
 
@@ -350,6 +351,18 @@ RELATION, REVERSE = ('a', 'to', 'b'), ('b', 'rev_to', 'a')
         (
             Data(edge_index=torch.tensor([[0, 1, 1], [1, 0, 1]]), edge_name=['a', 'b', 'c']),
             "expected a dense tensor in 'edge_name'",
+        ),
+        (
+            Data(edge_index=TWICE, num_nodes=3, end_time=torch.rand(2)),
+            "weights in 'end_time', as edges are merged and weights added up (got times)",
+        ),
+        (
+            Data(edge_index=TWICE, num_nodes=3, seen=torch.tensor([10**9, 10**9 + 5])),
+            "weights in 'seen', as edges are merged and weights added up (got times)",
+        ),
+        (
+            Data(edge_index=TWICE, num_nodes=3, count=torch.tensor([127, 1], dtype=torch.int8)),
+            "weights in 'count', as edges are merged and weights added up (got sums that",
         ),
         (
             HeteroData({key: {'edge_index': torch.eye(2).long()} for key in (RELATION, REVERSE)}),

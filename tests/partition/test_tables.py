@@ -150,7 +150,7 @@ def test_as_many_edges_as_nodes(tmp_path, check_partition):
     """Columns stay those of the edges, whatever their names are."""
     weights = pa.array([5.0, 6, 7, 8, 9, 10])
     kinds = pa.array(list('abcdef')).dictionary_encode()
-    src = np.array([3, 1, 5, 0, 0, 2])
+    src = np.array([3, 1, 4, 0, 0, 3])
     path = write_edges(tmp_path / 'a.parquet', src=src, w=weights, pos=IDS, kind=kinds)
     data = load_source(path)
     assert data.num_nodes == data.num_edges == 6
@@ -162,6 +162,8 @@ def test_as_many_edges_as_nodes(tmp_path, check_partition):
     assert both.num_edges > 6
     assert all(both[name].size(0) == both.num_edges for name in names_of_edges)
     assert both.kind_names == list('abcdef')
+    data.edge_index[0, 5] = 2  # now the way back of an edge is another
+    refuses(lambda: add_reverse_edges(data), "weights in 'kind'", 'categories', '--undirected out')
 
 
 # Folders
@@ -220,10 +222,10 @@ def test_parts_that_differ(tmp_path):
 
 def test_lists_of_parts(tmp_path):
     fixed = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12.0, dtype=np.float32)), 2)
-    write_edges(tmp_path / 'a.parquet', z=fixed)
-    write_edges(tmp_path / 'b.parquet', z=pa.array([[1.5, 2.5]] * 6))
+    write_edges(tmp_path / 'part-0.parquet', z=fixed)
+    write_edges(tmp_path / 'part-1.parquet', z=pa.array([[1.5, 2.5]] * 6))
     assert load_source(tmp_path).z.tolist() == [*fixed.to_pylist(), *[[1.5, 2.5]] * 6]
-    write_edges(tmp_path / 'b.parquet', z=pa.array([[1.5]] * 6))
+    write_edges(tmp_path / 'part-1.parquet', z=pa.array([[1.5]] * 6))
     _refuses(tmp_path, 'lists of one length', '2 numbers in row 0 and 1 in row 6')
 
 

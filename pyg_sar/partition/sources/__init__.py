@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,9 @@ def _table_alone(path: Path) -> Path | None:
             f"expected edges.csv, edges.txt or edges.parquet beside {of_nodes} in '{path}' (got "
             f'{others}): rename the file of the edges'
         )
+    if len({re.sub('[0-9]', '', part.name) for part in parts}) > 1:
+        names = ', '.join(part.name for part in parts[:5])
+        warnings.warn(f"'{path}' is read as one table of {len(parts)} parts: {names}", stacklevel=3)
     return path
 
 

@@ -13,14 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
 from pyg_sar.partition.memmap import Scratch, smallest_and_largest
 from pyg_sar.partition.sources import text_lines
 from pyg_sar.partition.sources.columns import unit_of
 from pyg_sar.partition.sources.end_columns import ends_of
 from pyg_sar.partition.sources.names import Numbering
-from pyg_sar.partition.sources.parts import table_files
+from pyg_sar.partition.sources.parts import are_wide_integers, table_files
 from pyg_sar.partition.sources.pieces import is_read
 from pyg_sar.partition.sources.spool import Spool
 from pyg_sar.partition.sources.text_form import Form, form_of, names_in_comment
@@ -172,7 +170,9 @@ class _Reader:
         compute = import_module('pyarrow.compute')
         content, num_comments = text_lines.without_comments(piece.content)
         if num_comments and self._names is not None:
-            text_lines.check_comments(piece, self.form.delimiter, len(self.form.names))
+            has_header = bool(told) or form.header is not None
+            count = len(form.names)
+            text_lines.check_comments(piece, form.delimiter, count, has_header=has_header)
         if skip_header:
             content = content.lstrip().partition(b'\n')[2]
         if content.isspace() or not content:
@@ -190,6 +190,8 @@ class _Reader:
                 raise _NoNumbersError('an empty name')
         except (self._pyarrow.ArrowInvalid, _NoNumbersError) as error:
             self.explain(piece, str(error), skip_header=skip_header)
+        if self._names is None and not form.fill:
+            text_lines.check_zeros(piece, form.names, form.ends, form.delimiter, int(skip_header))
         for name, column in values.items():
             self._spools[name].add(column)
         if self._names is not None:
@@ -209,27 +211,29 @@ class _Reader:
 
     def _columns(self, content: bytes) -> list[Any]:
         form = self.form
-        if form.delimiter == ' ':
+        content, is_quoted = text_lines.without_odd_quotes(content, form.delimiter)
+        if form.delimiter == ' ' and not is_quoted:
             if b' ' not in content:  # by single tabs, mostly
                 with suppress(self._pyarrow.ArrowInvalid):
-                    return self._parsed(content, '\t')
+                    return self._parsed(content, '\t', has_quotes=False)
             content = text_lines.by_single_spaces(content)
         if form.fill and len(form.names) > 2:
             lines = content.splitlines()
             content = b'\n'.join(x + form.fill if x.count(b' ') == 1 else x for x in lines)
-        return self._parsed(content, form.delimiter)
+        has_quotes = is_quoted or form.delimiter != ' '
+        return self._parsed(content, form.delimiter, has_quotes=has_quotes)
 
-    def _parsed(self, content: bytes, delimiter: str) -> list[Any]:
+    def _parsed(self, content: bytes, delimiter: str, *, has_quotes: bool) -> list[Any]:
         pyarrow = self._pyarrow
         try:
-            table = self._table(content, delimiter, self._id_type)
+            table = self._table(content, delimiter, has_quotes, self._id_type)
         except pyarrow.ArrowInvalid:
             if self._id_type == pyarrow.int32():
                 self._id_type = pyarrow.int64()
-                return self._parsed(content, delimiter)
+                return self._parsed(content, delimiter, has_quotes=has_quotes)
             if not self._takes_floats or self.form.is_text:
                 raise
-            table = self._table(content, delimiter, pyarrow.float64())
+            table = self._table(content, delimiter, has_quotes, pyarrow.float64())
             for at in self.form.ends:
                 ids = table.column(at)
                 if not (abs(ids.to_numpy()) < 2**53).all():
@@ -237,16 +241,14 @@ class _Reader:
                 table = table.set_column(at, self.form.names[at], ids.cast(pyarrow.int64()))
         return [column.combine_chunks() for column in table.columns]
 
-    def _table(self, content: bytes, delimiter: str, id_type: Any) -> Any:
+    def _table(self, content: bytes, delimiter: str, has_quotes: bool, id_type: Any) -> Any:
         csv, form = import_module('pyarrow.csv'), self.form
         return csv.read_csv(
             self._pyarrow.BufferReader(content),
             csv.ReadOptions(
                 use_threads=False, block_size=len(content) + 1, column_names=form.names
             ),
-            csv.ParseOptions(
-                delimiter=delimiter, quote_char=False if form.delimiter == ' ' else '"'
-            ),
+            csv.ParseOptions(delimiter=delimiter, quote_char='"' if has_quotes else False),
             csv.ConvertOptions(
                 column_types={form.names[at]: id_type for at in form.ends},
                 null_values=[],
@@ -299,7 +301,6 @@ def _numbers(column: Any) -> Any:
     array = column.to_numpy(zero_copy_only=False)
     if array.dtype.kind not in 'biuf' or column.null_count:
         raise _NoNumbersError(f'a column of {column.type}')
-    finite = array[np.isfinite(array)] if array.dtype.kind == 'f' else np.empty(0)
-    if (abs(finite) >= 2**63).any() and (finite % 1 == 0).all():
+    if array.dtype.kind == 'f' and are_wide_integers(array):
         raise _NoNumbersError('integers of more than 64 bits')
     return array

@@ -44,7 +44,11 @@ def _candidates(names: Sequence[str], types: tuple[str, str] | None) -> list[tup
         for at, name in enumerate(names)
         if (other := re.sub(r'1(?=\D*$)', '2', name)) != name and names.count(other) == 1
     ]
-    plain = _pairs([{name} for name in whole])
+    plain = [
+        (a, b)
+        for a, b in _pairs([{name} for name in whole])
+        if min(a, b) < 2 or {whole[a], whole[b]} != {'from', 'to'}  # which may be years
+    ]
     plain += [(whole.index(a), whole.index(b)) for a, b in _OTHER_ENDS if {a, b} <= {*whole}]
     plain += [pair for pair in numbered if words[pair[0]] - {'1'} <= _OF_NODES]
     if types is not None and types[0] != types[1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,7 +18,14 @@ from pyg_sar.partition.memmap import Scratch, ranges
 from pyg_sar.partition.sources.columns import Column, decoded, refused
 from pyg_sar.partition.sources.ends import NodeIds
 from pyg_sar.partition.sources.names import Numbering, empty_ids, id_type, is_text, storage
-from pyg_sar.partition.sources.parts import Table, arrow_errors, is_list, open_table, table_files
+from pyg_sar.partition.sources.parts import (
+    Table,
+    arrow_errors,
+    is_list,
+    open_table,
+    table_files,
+    with_whole_ids,
+)
 from pyg_sar.partition.sources.tables import check_names, values_of
 from pyg_sar.partition.sources.text_lines import is_number, split
 
@@ -97,6 +105,8 @@ def _check_header(file: Path) -> None:
         raise ValueError(
             f"expected a header in the first line of '{file}', such as id,age,label (got {line!r})"
         )
+    if re.search(r',\s+"', line):
+        raise ValueError(f"expected no blank in front of a quote in '{file}' (got {line!r})")
 
 
 def read_nodes(
@@ -107,8 +117,9 @@ def read_nodes(
     ``y`` is int64, -1 where a label is empty, or floats, NaN there; ``x`` float32 [N, k]; masks are
     bool [N]. Names of categories are lists, ``NAME_names``.
     """
-    types, path = table.types, table.path
     id_ = options.id or _id_column(table)
+    table = with_whole_ids(table, id_)
+    types, path = table.types, table.path
     if id_type(types[id_]) is None:
         raise ValueError(
             f"expected ids in '{id_}' of '{path}', whole numbers or text (got {types[id_]})"

@@ -31,6 +31,11 @@ def table_files(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path] if path.suffix in TABLES else []
+    if (path / '_delta_log').is_dir():  # which tells the parts that are no longer of the table
+        raise ValueError(
+            f"expected a folder of parts (got '{path}', a table of Delta): "
+            "deltalake.DeltaTable(path).to_pandas().to_parquet('edges.parquet') saves its rows"
+        )
     found: list[Path] = []
     for entry in sorted(path.glob('[!._]*'), key=_by_numbers):
         if entry.suffix in TABLES and entry.is_file():
@@ -68,8 +73,15 @@ class Table:
                 schema = part.physical_schema
                 for name, type_ in self.partitions.items():
                     schema = schema.append(pyarrow.field(name, type_))
-                for batch in part.to_batches(schema, columns=[*names], batch_size=rows, **few):
-                    yield batch
+                own = dict(zip(_names(part), part.physical_schema.names, strict=True))
+                columns = [own.get(name, name) for name in names]
+                for batch in part.to_batches(schema, columns=columns, batch_size=rows, **few):
+                    arrays = batch.columns
+                    if _is_csv(part):
+                        arrays = [
+                            _trimmed(*of, self.path) for of in zip(names, arrays, strict=True)
+                        ]
+                    yield pyarrow.RecordBatch.from_arrays(arrays, names=[*names])
                     end += batch.num_rows
                     is_read.value(end / max(self.num_rows, 1))
 
@@ -87,8 +99,11 @@ def arrow_errors(path: Path) -> Iterator[None]:
         raise ValueError(f"expected a table of numbers in '{path}' (got: {first_line})") from error
 
 
-def open_table(path: Path) -> Table:
-    """A table in a file or in a folder of parts; their columns may be in another order."""
+def open_table(path: Path, texts: Sequence[str] = ()) -> Table:
+    """A table in a file or in a folder of parts; their columns may be in another order.
+
+    Columns of a .csv file get types by all rows; `texts` are text.
+    """
     reader('pyarrow', path)
     dataset = reader('pyarrow.dataset', path)
     files = table_files(path)
@@ -98,15 +113,15 @@ def open_table(path: Path) -> Table:
     with arrow_errors(path):
         table = dataset.dataset(
             [os.fspath(file) for file in files],
-            format=kinds[0][1:],
+            format=_csv_format(files, texts) if kinds == ['.csv'] else 'parquet',
             partitioning=dataset.HivePartitioning.discover(),
             partition_base_dir=os.fspath(path if path.is_dir() else path.parent),
         )
         parts = list(table.get_fragments())
-        own = parts[0].physical_schema.names
+        own = _names(parts[0])
         types, partitions = _types(parts, path), {}
         for field in table.schema:
-            if field.name not in own:
+            if field.name not in parts[0].physical_schema.names:
                 partitions[field.name] = _of_folders(field.type)
         names = [*own, *partitions]
         if rows := [name for name in names if re.fullmatch(r'__index_level_\d+__', name)]:
@@ -124,6 +139,62 @@ def open_table(path: Path) -> Table:
         return Table(path, parts, kept, partitions, table.count_rows())
 
 
+def with_whole_ids(table: Table, name: str) -> Table:
+    """The table, where ids are text if one in a .csv file begins with a zero, as 01."""
+    compute = import_module('pyarrow.compute')
+    is_integer = import_module('pyarrow').types.is_integer(table.types[name])
+    if not is_integer or name in table.partitions or not _is_csv(table.fragments[0]):
+        return table
+    own = (zip(_names(p), p.physical_schema.names, strict=True) for p in table.fragments)
+    texts = {raw for pairs in own for plain, raw in pairs if plain == name}
+    as_text = open_table(table.path, [*texts])
+    ids = (batch.column(0) for batch in as_text.batches([name]))
+    found = (compute.any(compute.match_substring_regex(each, '^-?0[0-9]')).as_py() for each in ids)
+    return as_text if any(found) else table
+
+
+def _csv_format(files: list[Path], texts: Sequence[str]) -> Any:
+    csv, string = import_module('pyarrow.csv'), import_module('pyarrow').string()
+    size = min(max(file.stat().st_size for file in files) + 1, (1 << 31) - 1)
+    return import_module('pyarrow.dataset').CsvFileFormat(
+        read_options=csv.ReadOptions(block_size=size),
+        convert_options=csv.ConvertOptions(column_types=dict.fromkeys(texts, string)),
+    )
+
+
+def _is_csv(part: Any) -> bool:
+    return bool(part.format.default_extname == 'csv')
+
+
+def _names(part: Any) -> list[str]:
+    """The names of columns, those of a .csv file without blanks around them."""
+    names = part.physical_schema.names
+    return [name.strip() for name in names] if _is_csv(part) else names
+
+
+def _trimmed(name: str, array: Any, path: Path) -> Any:
+    """A column of a .csv file, of text without blanks around it."""
+    compute = import_module('pyarrow.compute')
+    if is_text(array.type):
+        if compute.any(compute.match_substring_regex(array, r'^\s+"')).as_py():
+            raise ValueError(f"expected no blank in front of a quote in '{name}' of '{path}'")
+        return compute.utf8_trim_whitespace(array)
+    if import_module('pyarrow').types.is_floating(array.type) and are_wide_integers(
+        array.to_numpy(zero_copy_only=False)
+    ):
+        raise ValueError(
+            f"expected numbers of at most 64 bits in '{name}' of '{path}' (got larger integers): "
+            'leave the column out, or write a letter in front of ids'
+        )
+    return array
+
+
+def are_wide_integers(array: Any) -> bool:
+    """Whether floats are integers, of which some have more than 64 bits."""
+    finite = array[np.isfinite(array)]
+    return bool((abs(finite) >= 2**63).any() and (finite % 1 == 0).all())
+
+
 def _of_folders(type_: Any) -> Any:
     """Text in names of folders is a category."""
     pyarrow = import_module('pyarrow')
@@ -132,18 +203,17 @@ def _of_folders(type_: Any) -> Any:
 
 def _types(parts: list[Any], path: Path) -> dict[str, Any]:
     """The types of columns that all parts have."""
-    first = parts[0].physical_schema
-    types = dict(zip(first.names, first.types, strict=True))
+    types = dict(zip(_names(parts[0]), parts[0].physical_schema.types, strict=True))
     for part in parts[1:]:
-        schema = part.physical_schema
-        if sorted(schema.names) != sorted(first.names):
-            missing = sorted(set(first.names) ^ set(schema.names))
+        own = dict(zip(_names(part), part.physical_schema.types, strict=True))
+        if sorted(_names(part)) != sorted(_names(parts[0])):
+            missing = sorted({*own} ^ {*types})
             raise ValueError(
                 f"expected the same columns in all of '{path}' (got '{part.path}', and {missing} "
                 'is not in all)'
             )
         for name in types:
-            type_ = schema.field(name).type
+            type_ = own[name]
             both = wider(types[name], type_)
             if both is None:
                 raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from torch_geometric.utils import to_undirected
 from pyg_sar.partition import graph, memmap
 from pyg_sar.partition.attributes import owners
 from pyg_sar.partition.external_sort import both_ways
-from pyg_sar.partition.memmap import MEMORY, Scratch
+from pyg_sar.partition.memmap import INTEGERS, MEMORY, Scratch
+from pyg_sar.partition.sources.text_form import SECONDS
 from pyg_sar.shard.format import LAYOUT, VALUE
 
 
@@ -64,8 +66,12 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Dat
             )
             graph.check_ids(edge_index, (bound, bound), f'{type_}')
             if attrs:
-                both, sums = to_undirected(edge_index.long(), [*attrs.values()], max(bound, 1))
-                store.update({'edge_index': both, **dict(zip(attrs, sums, strict=True))})
+                wide = [_wide(value) for value in attrs.values()]
+                both, sums = to_undirected(edge_index.long(), wide, max(bound, 1))
+                if both.size(1) < 2 * edge_index.size(1):
+                    _check_sums(dict(zip(attrs, sums, strict=True)), attrs, store)
+                summed = {key: sums[at].to(attrs[key].dtype) for at, key in enumerate(attrs)}
+                store.update({'edge_index': both, **summed})
             else:
                 store['edge_index'] = _merged(edge_index, bound, scratch)
             if are_ones:
@@ -89,6 +95,38 @@ def _tensor(key: str, value: Any) -> Tensor:
             f"expected a dense tensor in '{key}', as edges are merged (got {type(value).__name__})"
         )
     return value.detach().cpu().as_subclass(Tensor)
+
+
+def _wide(value: Tensor) -> Tensor:
+    """Integers as int64, whose sums are right."""
+    return value.long() if value.dtype in INTEGERS else value
+
+
+def _check_sums(sums: dict[str, Tensor], attrs: dict[str, Tensor], store: Any) -> None:
+    """Raises ValueError of attributes that are no weights, or of a dtype too small for sums."""
+    for key, total in sums.items():
+        dtype, what = attrs[key].dtype, ''
+        if f'{key}_names' in store:
+            what = 'categories'
+        elif _TIME.search(key) or _are_seconds(attrs[key]):
+            what = 'times'
+        elif dtype in INTEGERS and not torch.equal(total.to(dtype).long(), total):
+            what = f'sums that {dtype} does not hold'
+        if what:
+            raise ValueError(
+                f"expected weights in '{key}', as edges are merged and weights added up (got "
+                f'{what}): leave the column or --undirected out; weights get another name or dtype'
+            )
+
+
+def _are_seconds(values: Tensor) -> bool:
+    is_whole = values.dtype in INTEGERS and values.numel() > 0
+    return is_whole and bool(((values >= SECONDS[0]) & (values < SECONDS[1])).all())
+
+
+_TIME = re.compile(
+    r'(^|_)(time|timestamp|ts|date|datetime|year|month|day|hour)s?(_|$)', re.IGNORECASE
+)
 
 
 def _merged(edge_index: Tensor, bound: int, scratch: Scratch) -> Tensor:

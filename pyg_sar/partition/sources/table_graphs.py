@@ -75,7 +75,7 @@ def graph_of_edges(
         bounds = [smallest_and_largest(each)[1] + 1 for each in edge_index if each.numel()]
         data.num_nodes = max(bounds, default=0)
     _fill(data, nodes | edges, names)
-    leave_to_count(data.stores[0])
+    leave_to_count(data.stores[0], edges)
     set_owners(data, nodes=nodes, edges=edges)
     return data
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from pyg_sar.partition.sources import text_lines
 from pyg_sar.partition.sources.end_columns import columns_of_ends, ends_of, has_an_end
 from pyg_sar.partition.sources.odd_forms import check_form
 from pyg_sar.partition.sources.tables import check_names
-from pyg_sar.partition.sources.text_lines import Piece, is_integer, is_number
+from pyg_sar.partition.sources.text_lines import Piece, is_integer, is_number, is_plain
 
 _COLUMNS = ('src', 'dst', 'edge_weight', 'time')
 """What the columns of a file without a header are."""
 
-_SECONDS = (10**8, 10**11)
+_MOST = 6
+"""Columns of a file without a header, at most; more are a matrix."""
+
+SECONDS = (10**8, 10**11)
 """Integers between these are no weights but times, in seconds since 1970."""
 
 _LOOK_AHEAD = 1000
@@ -53,7 +56,7 @@ def form_of(
     told = names_in_comment(piece, delimiter, len(fields))
     if not _is_header(fields, rest, first, where, is_told=bool(told)):
         rows = [fields, *rest]
-        names = told or _names(rows)
+        names = told or _names(rows, where)
         ends = columns_of_ends(names, where) if told else (0, 1)
         _check_others(names, ends, piece)
         return Form(delimiter, names, None, ends, has_names or _has_names(rows, ends))
@@ -97,8 +100,11 @@ def _is_header(
     is_plain = ends is not None and has_an_end([fields[end] for end in ends])
     if is_plain and not all(is_number(name) for name in fields):
         return True
-    if any(is_number(name) for name in fields):
-        return False
+    at_ends = ends or (0, 1)
+    if any(is_number(name) for name in fields):  # years, or an edge
+        rows = [[row[end] for end in at_ends if end < len(row)] for row in rest]
+        is_named = not any(is_number(fields[end]) for end in at_ends)
+        return is_named and bool(rows) and all(is_number(name) for row in rows for name in row)
     if not rest:
         return True
     numbers, of_ends = [*map(is_number, rest[0])], {name for row in rest for name in row[:2]}
@@ -125,18 +131,34 @@ def _without_digits(name: str) -> str:
 
 
 def _has_names(rows: list[list[str]], ends: tuple[int, int]) -> bool:
-    """Whether ids are text, by the first edge; or integers of more than 64 bits, by any."""
+    """Whether ids are text, by the first edge; or 01 or integers of more than 64 bits, by any."""
     ids = [[row[end] for end in ends if end < len(row)] for row in rows]
     if not all(map(is_number, ids[0] if ids else [])):
         return True
-    return any(name.isdecimal() and not is_integer(name) for row in ids for name in row)
+    numbers = (name for row in ids for name in row if name.isdecimal())
+    return not all(is_integer(name) and is_plain(name) for name in numbers)
 
 
-def _names(rows: list[list[str]]) -> list[str]:
+def _is_adjacency(rows: list[list[str]]) -> bool:
+    """Whether as many rows as columns have only 0 and 1, or are symmetric."""
+    if not all(map(is_number, chain(*rows))):
+        return False
+    numbers = [[*map(float, row)] for row in rows]
+    return {*chain(*numbers)} <= {0, 1} or numbers == [[*of] for of in zip(*numbers, strict=True)]
+
+
+def _names(rows: list[list[str]], where: str) -> list[str]:
     """The names of columns without a header: of three the last is a weight or a time."""
     count = len(rows[0])
+    is_square = {*map(len, rows)} == {len(rows)} and count > 2
+    if count > _MOST or (is_square and _is_adjacency(rows)):
+        raise ValueError(
+            f'expected a header such as src,dst,a,b above edges of {count} columns, in {where} '
+            f"(got '{' '.join(rows[0])[:60]}', which may be of a matrix): scipy.sparse.save_npz("
+            'path, scipy.sparse.csr_matrix(matrix)) saves a matrix whose entries are edges'
+        )
     names = [*_COLUMNS[:count], *(f'column_{at}' for at in range(5, count + 1))]
     thirds = [row[2] for row in rows if len(row) == 3]
-    if count == 3 and all(is_integer(t) and _SECONDS[0] <= int(t) < _SECONDS[1] for t in thirds):
+    if count == 3 and all(is_integer(t) and SECONDS[0] <= int(t) < SECONDS[1] for t in thirds):
         names[2] = 'time'
     return names

@@ -6,6 +6,7 @@ A file is read in pieces of whole lines, so that memory does not grow with it.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ PIECE = 1 << 22
 COMPRESSED = {'.gz': 'gzip', '.bz2': 'bz2', '.zst': 'zstd'}
 
 _COMMENT = re.compile(rb'^[ \t]*[#%][^\n]*\n', re.MULTILINE)
+
+_QUOTED = re.compile(r'\s*(?:(?:"[^"]*"|[-+.\d]\S*)(?:\s+|$))+')
+"""A line of fields in quotes and numbers, apart by spaces, as R's write.table has them."""
 
 
 def text_suffix(path: Path) -> str:
@@ -79,6 +83,11 @@ def pieces(path: Path, size: int = PIECE) -> Iterator[Piece]:
                 block = block.removeprefix(b'\xef\xbb\xbf')
             if b'\0' in block:
                 raise ValueError(f"expected lines of text in '{path}' (got other bytes)")
+            if re.search(rb'\r[^\r\n]', block):
+                raise ValueError(
+                    rf"expected lines that end in \n or \r\n in '{path}' (got \r alone): "
+                    rf"tr '\r' '\n' < {path} makes such lines"
+                )
             end = block.rfind(b'\n') + 1
             if not end and len(rest) > 8 * size:
                 raise ValueError(
@@ -123,9 +132,12 @@ def is_konect(piece: Piece) -> bool:
     return re.match(rb'\s*%\s*(sym|asym|bip)\b', piece.content) is not None
 
 
-def check_comments(piece: Piece, delimiter: str, count: int) -> None:
-    """Raises ValueError of a comment behind a row that may be an edge between names, as #a,b."""
-    is_behind = piece.number > 0
+def check_comments(piece: Piece, delimiter: str, count: int, *, has_header: bool) -> None:
+    """Raises ValueError of a comment that may be an edge between names, as #a,b.
+
+    In front of a header there are no edges.
+    """
+    is_behind = piece.number > 0 or not has_header
     for number, line in enumerate(_lines(piece.content)):
         text = line.decode(errors='replace').strip()
         if text[:1] not in ('#', '%'):
@@ -135,8 +147,8 @@ def check_comments(piece: Piece, delimiter: str, count: int) -> None:
         if len(fields) == count and (delimiter != ' ' or fields[1][0] in '#%'):
             raise ValueError(
                 f'expected an edge or a comment in line {piece.first_line() + number} of '
-                f"'{piece.path}' (got {text[:80]!r}, which may be either): write # as another "
-                'letter, or take the line out'
+                f"'{piece.path}' (got {text[:80]!r}, which may be either): write {text[0]} as "
+                'another letter, or take the line out'
             )
 
 
@@ -148,24 +160,49 @@ def by_single_spaces(content: bytes) -> bytes:
     return content.replace(b' \n', b'\n').replace(b'\n ', b'\n').lstrip(b' \n')
 
 
+def without_odd_quotes(content: bytes, delimiter: str) -> tuple[bytes, bool]:
+    """Lines with no blank before a quote, and whether they then are others.
+
+    Between spaces, quotes otherwise are letters of names.
+    """
+    is_spaces = delimiter == ' '
+    odd = rb'(?<!\S)"[^"\n]*"(?!\S)' if is_spaces else rb'(?:^|[,;\t])[ \t]+"'
+    if b'"' not in content or not re.search(odd, content, re.MULTILINE):
+        return content, False
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=delimiter, lineterminator='\n')
+    lines = content.decode(errors='surrogateescape').replace('\r\n', '\n').split('\n')
+    writer.writerows(split(line, delimiter) for line in lines if line.strip())
+    return file.getvalue().encode(errors='surrogateescape'), True
+
+
 def split(text: str, delimiter: str) -> list[str]:
     """The fields of a line; those by a space are apart by any spaces and tabs."""
     if delimiter == ' ':
+        if '"' in text and _QUOTED.fullmatch(text):
+            return [name or word for name, word in re.findall(r'"([^"]*)"|(\S+)', text)]
         return text.split()
-    return [field.strip() for field in next(csv.reader([text], delimiter=delimiter))]
+    try:
+        fields = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True))
+    except csv.Error as error:
+        raise ValueError(
+            f'expected fields by {delimiter!r} in {text[:80]!r} (got: {error})'
+        ) from error
+    return [field.strip() for field in fields]
 
 
 def delimiter_of(lines: list[str]) -> str:
     """What stands between the fields of lines: a comma, semicolon or tab, or spaces and tabs.
 
-    Between tabs a name may have spaces, if only of a later line. Where all are numbers, spaces are
-    between fields as well.
+    Between tabs a name may have spaces, if only of a later line, and commas. Where all are numbers,
+    spaces are between fields as well.
     """
-    for sign in ',;':
-        if sign in lines[0]:
-            return sign
     by_tabs = [line.strip().split('\t') for line in lines]
     is_even = len({*map(len, by_tabs)}) == 1 and len(by_tabs[0]) > 1
+    for sign in ',;':
+        if sign in lines[0]:
+            by_sign = re.compile(rf'\t *{sign}|{sign} *\t')
+            return '\t' if is_even and not any(map(by_sign.search, lines)) else sign
     has_spaces = any(' ' in field.strip() for fields in by_tabs for field in fields)
     has_names = not any(all(map(is_number, line.split())) for line in lines[:2])
     has_ends = any(line != line.strip() for line in lines)
@@ -188,9 +225,33 @@ def is_integer(text: str) -> bool:
     return re.fullmatch(r'-?\d+', text) is not None and -(1 << 63) <= int(text) < 1 << 63
 
 
+def is_plain(text: str) -> bool:
+    """Whether a field has no zero in front of its other digits."""
+    return re.match(r'-?0\d', text) is None
+
+
 def is_name(text: str) -> bool:
     """Whether a field may be the name of a node."""
     return text != ''
+
+
+def check_zeros(
+    piece: Piece, names: list[str], ends: tuple[int, int], delimiter: str, skipped: int
+) -> None:
+    """Raises ValueError of an id such as 01, which is no number, as 1 may be another."""
+    content = b'\n' + piece.content
+    if any(re.search(sign + b'0[0-9]', content) for sign in (b'\n', *_SIGNS)):
+        checks: dict[str, Callable[[str], bool]] = {
+            name: is_plain if at in ends else _is_any for at, name in enumerate(names)
+        }
+        explain(piece, delimiter, checks, skipped)
+
+
+def _is_any(text: str) -> bool:
+    return True
+
+
+_SIGNS = b'\t', b' ', b',', b';', b'"'
 
 
 def explain(
@@ -217,7 +278,8 @@ def explain(
                     hint = ': leave the column out, or write numbers'
                     hint += ' with decimal points' * bool(re.fullmatch(r'-?\d+,\d+', field))
                 elif re.fullmatch(r'\d+', field):
-                    hint = ', of more than 64 bits: --relabel takes ids as names'
+                    what = 'a zero in front' if checks[name] is is_plain else 'more than 64 bits'
+                    hint = f', of {what}: --relabel takes ids as names'
                 raise ValueError(
                     f"expected {_KINDS[checks[name]]} in column {column}, '{name}', of {where} "
                     f'(got {field!r}){hint}'
@@ -228,6 +290,7 @@ def explain(
 
 _KINDS: dict[Callable[[str], bool], str] = {
     is_integer: 'an integer',
+    is_plain: 'an integer',
     is_number: 'a number',
     is_name: 'a name',
 }
