@@ -99,7 +99,8 @@ class Gradients(Averager):
         """Notes the module whose forward the user called: the model, or a layer in it."""
         if self._outermost is None or module is self.model():
             self._outermost = module
-            evaluated.value = None if torch.is_grad_enabled() else module
+            learns = torch.is_grad_enabled() and module.training
+            evaluated.value = None if learns else module
 
     @torch.compiler.disable
     def after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:

@@ -134,6 +134,9 @@ def test_one_number_that_parts_is_told_at_once(data, tmp_path, what):
         with torch.no_grad():
             model.eval()(data.x, data.edge_index)
 
+    def evaluate_with_gradients() -> None:
+        model.eval()(data.x, data.edge_index)
+
     def save() -> None:
         pyg_sar.save_checkpoint(tmp_path, model, optimizer, epoch=1)
 
@@ -141,7 +144,8 @@ def test_one_number_that_parts_is_told_at_once(data, tmp_path, what):
         _loss(model.train(), data).backward()
 
     error = None if what == 'nothing' else ValueError
-    for do, when in ((save, 'at save_checkpoint'), (evaluate, 'checksum'), (step, 'at backward 2')):
+    evaluations = [(evaluate, 'checksum'), (evaluate_with_gradients, 'checksum')]
+    for do, when in ((save, 'at save_checkpoint'), *evaluations, (step, 'at backward 2')):
         with _raises(error, when, 'rank 1', 'optimizer on one rank alone'):
             do()
 
