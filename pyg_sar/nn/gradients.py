@@ -162,6 +162,8 @@ class Gradients(Averager):
         assert model is not None
         if self._forwards:
             has_come(self)
+        if self.is_of_batches() or self._forwards:  # ranks may gather over several, or over none
+            self._before = None
         statistics = RunningStatistics(model)
         vectors = statistics.packed()
         whole = self.average_of(backward, self._learning, vectors)
@@ -179,12 +181,12 @@ class Gradients(Averager):
         forwards = ' and '.join(sorted(self._passed - {''} or self._forwards))
         return all_reduce_sum(vector, f'{SUM} of {forwards}' if forwards else SUM, self._group)
 
-    def parted(self) -> None:
+    def parted(self, parameters: list[Tensor]) -> None:
         """See :meth:`Averager.parted`; names the parameter."""
         model = self.model()
         assert model is not None
         check_same_values(model, f'at backward {self._num_steps + 1}', PARTED)
-        super().parted()
+        super().parted(parameters)
 
     def let_go(self) -> None:
         """Leaves the model to another averager."""
