@@ -18,6 +18,7 @@ from ranks import run_once
 from small_graphs import attempt, small_graph
 from three_steps import supervised
 from torch import Tensor
+from traffic import counted
 
 import pyg_sar
 from pyg_sar.comm.errors import PartedError
@@ -110,6 +111,27 @@ def test_a_reduction_of_one_rank_names_its_line() -> None:
     line = _alone.__code__.co_firstlineno + 7
     assert 'rank 0 stopped at a sum over all ranks' in first
     assert first.endswith(f', called at {__file__}:{line}')
+
+
+@pytest.mark.parametrize('is_odd', [True, False])
+@pytest.mark.parametrize('with_gradients', [True, False])
+@on_ranks()
+def test_evaluations_without_convs(data, is_odd, with_gradients):
+    """The next message compares parameters: there is none of their own."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)]
+    model = pyg_sar.DistributedDataParallel(torch.nn.Sequential(*layers).double())
+    supervised(model(data.x), data).backward()
+    if rank() == 1 and is_odd:
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    with counted() as messages, torch.set_grad_enabled(with_gradients):
+        out = model.eval()(data.x)
+    assert not messages.others
+    if rank() == 2:  # one rank looks at more
+        model(data.x * 2)
+    words = ("'parameters of Sequential' of rows at test_replicated", 'on rank 1', 'the checksum')
+    with _raises(PartedError if is_odd else None, *words):
+        supervised(out.detach(), data).item()
 
 
 DTYPES = {'bfloat16': torch.bfloat16, 'float32': torch.float32}
