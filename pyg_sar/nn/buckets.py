@@ -74,6 +74,7 @@ class Bucket:
                 p.grad = p.grad.to_dense()
         comm = current()
         flags = [p in new and p.grad is not None for p in self.parameters]
+        # Python's hash of whole numbers is the same in every process.
         number = digest(self.common) ^ hash(tuple(before.get(p, 0) for p in self.common))
         message = _Message([*flags, *more_flags], number, comm.size, self.kind[0])
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.common]
