@@ -122,9 +122,9 @@ class Met:
                 rank, other = others[0]
                 error = PartedError(
                     f"expected one value on all ranks in '{function}' of rows at {line}: "
-                    f'{_said(value)} on rank {first} (got {_said(other)} on rank {rank}): numbers '
-                    'and plain tensors beside rows are those of the whole graph (of a batch of a '
-                    'loader take batch.x and its other attributes)'
+                    f'{_said(value)} on rank {first} (got {_said(other)} on rank {rank}): numbers, '
+                    'parameters and plain tensors beside rows are those of the whole graph (of a '
+                    'batch of a loader take batch.x and its other attributes)'
                 )
                 raise with_root_cause(rank, own_rank, error)
         if not self._rounds_alike:

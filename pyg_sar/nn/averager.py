@@ -4,8 +4,8 @@ torch's DistributedDataParallel arms its hooks in ``forward``, for one backward:
 method of the model, leaves a rank's own gradients, silently. Here each parameter has a hook that
 lasts. At the end of a backward that comes to one of them ``.grad`` becomes the mean over the ranks,
 for every parameter of which any rank has got a gradient. Gradients from before are equal on all
-ranks, so they are their own mean: accumulated gradients stay right. Nothing is sent while backward
-still runs, as a graph model's parameters are small beside its rows.
+ranks, which a checksum tells, so they are their own mean: accumulated gradients stay right. Nothing
+is sent while backward still runs, as a graph model's parameters are small beside its rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch.nn.parameter import is_lazy
 from pyg_sar.comm.collectives import all_reduce_sum, only_once
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import check_own, chosen, current
-from pyg_sar.comm.vote import differ
-from pyg_sar.nn.buckets import SUM, buckets_of
+from pyg_sar.comm.vote import agree, differ
+from pyg_sar.nn.buckets import SUM, buckets_of, check_before, numbers_of_gradients
 from pyg_sar.rows.end_of_backward import (
     OURS,
     RUNNING,
@@ -35,6 +35,7 @@ from pyg_sar.rows.end_of_backward import (
 )
 from pyg_sar.rows.one_loss import is_averaged, mean_of_ranks
 from pyg_sar.rows.rows import Rows
+from pyg_sar.utils.tensor_state import digest
 
 MIB = 2**20
 
@@ -58,6 +59,8 @@ class Averager:
         self._watched: list[ref[Tensor]] = []  # in the order in which layers met them
         self._learning: list[Tensor] = []  # those of the backward that runs
         self._gathered: set[Tensor] = set()
+        # Numbers of gradients from before; None where these are of this rank alone.
+        self._before: dict[Tensor, int] | None = {}
         self._asked: dict[Tensor, Tensor] = {}  # gradients for autograd.grad's caller
         self._accumulating = -1  # autograd's number of the backward that adds to ``.grad``
         # The ids of the parameters of its model in the backward of this number.
@@ -94,6 +97,8 @@ class Averager:
         backward = RUNNING.get(current())
         if backward is not None and self in backward.models:
             self._learning.append(p)
+            if self._before is not None:
+                self._before |= numbers_of_gradients([[p]])
             backward.add([p])
 
     def is_of_batches(self) -> bool:
@@ -110,6 +115,10 @@ class Averager:
         backward = started()
         if self not in backward.models:
             self._learning = [p for p in self.parameters() if p.requires_grad]
+            # Which parameters of no model are still there may differ: each has its own number.
+            groups = [[p] for p in self._learning] if self.is_last else [self._learning]
+            is_own = self.accumulates or self._gathered
+            self._before = None if is_own else numbers_of_gradients(groups)
             backward.held.append(self.owner())
             is_whole = not (self.accumulates or self.is_of_batches())
             others = (p for p in self._learning if p is not at and not isinstance(p, Rows))
@@ -163,7 +172,7 @@ class Averager:
             return []
         with torch.no_grad():
             whole = self.average(backward)
-        self._learning = []
+        self._learning, self._before = [], {}
         self._asked.clear()
         self._gathered.clear()
         return whole
@@ -187,7 +196,7 @@ class Averager:
         for bucket in buckets:
             vector = vectors.pop(bucket.kind, None)
             new, counts, mean = bucket.average(
-                self._gathered, flags, vector, self.summed, self.parted
+                self._gathered, flags, vector, self._before or {}, self.summed, self.parted
             )
             whole += new
             is_asked |= counts[0] > 0
@@ -204,9 +213,14 @@ class Averager:
         """Sums a vector over the ranks, in place."""
         return all_reduce_sum(vector, SUM, self._group)
 
-    def parted(self) -> None:
-        """Raises a ValueError on all ranks, as their parameters differ."""
-        raise differ(f'parameters outside of a model must be equal on all ranks: {PARTED}', 0)
+    def parted(self, parameters: list[Tensor]) -> None:
+        """Raises a ValueError on all ranks if parameters or gradients from before differ."""
+        before = None if self._before is None else [self._before.get(p, 0) for p in parameters]
+        answers = agree((digest(parameters), before, bool(self._gathered)))
+        if len({number for number, _, _ in answers}) > 1:
+            raise differ(f'parameters outside of a model must be equal on all ranks: {PARTED}', 0)
+        if any(accumulates for _, _, accumulates in answers):
+            check_before([numbers for _, numbers, _ in answers])
 
 
 PARTED = (

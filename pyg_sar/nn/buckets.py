@@ -1,13 +1,13 @@
 """Gradients in vectors of some MiB, whose mean over the ranks replaces them.
 
 With them travel, at no cost, flags of the parameters that have a new gradient, and a checksum of
-the parameters, by which ranks notice that they have parted.
+the parameters and of gradients from before, by which ranks notice that they have parted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from pyg_sar.comm.collectives import per_rank
 from pyg_sar.comm.ranks import current
+from pyg_sar.comm.vote import differ, odd_and_usual
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.tensor_state import digest
 
@@ -50,14 +51,15 @@ class Bucket:
         new: set[Tensor],
         more_flags: list[bool],
         more: Tensor | None,
+        before: Mapping[Tensor, int],
         summed: SumOverRanks,
-        parted: Callable[[], None],
+        parted: Callable[[list[Tensor]], None],
     ) -> tuple[list[Tensor], list[int], Tensor | None]:
         """Sets ``.grad`` of parameters of which a rank has a `new` one to its mean (collective).
 
         With the gradients travel `more_flags`, which this rank tells the others, and a vector
-        `more`, which is averaged, too. `summed` adds up a vector; `parted` raises, on all ranks, if
-        the parameters differ between them.
+        `more`, which is averaged, too. `before` has numbers of gradients from before. `summed` adds
+        up a vector; `parted` raises, on all ranks, if parameters or these numbers differ.
 
         Returns:
             These parameters, how many ranks have set each of `more_flags`, and the mean of `more`.
@@ -72,7 +74,9 @@ class Bucket:
                 p.grad = p.grad.to_dense()
         comm = current()
         flags = [p in new and p.grad is not None for p in self.parameters]
-        message = _Message([*flags, *more_flags], digest(self.common), comm.size, self.kind[0])
+        # Python's hash of whole numbers is the same in every process.
+        number = digest(self.common) ^ hash(tuple(before.get(p, 0) for p in self.common))
+        message = _Message([*flags, *more_flags], number, comm.size, self.kind[0])
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.common]
         vectors = [*(grad.reshape(-1) for grad in gradients), *([] if more is None else [more])]
         sizes = [vector.numel() for vector in vectors]
@@ -89,7 +93,7 @@ class Bucket:
             comm.met.arrived()
         comm.check(SUM)  # transfers may have been lost: before anyone's gradient changes
         if not message.is_alike:
-            parted()
+            parted(self.common)
         whole = {p: None for p, count in zip(self.parameters, counts, strict=False) if count}
         for p in whole:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
@@ -159,3 +163,31 @@ def buckets_of(parameters: Iterable[Tensor], max_bytes: float) -> list[Bucket]:
         bucket.common += [p] if is_common else []
         bucket.num_bytes += num_bytes
     return buckets
+
+
+def numbers_of_gradients(groups: Iterable[list[Tensor]]) -> dict[Tensor, int]:
+    """A number for the gradients of each group, by the parameters that have one."""
+    numbers: dict[Tensor, int] = {}
+    for group in groups:
+        gradients = {
+            p: p.grad
+            for p in group
+            if not (isinstance(p, Rows) or p.grad is None) and p.grad.layout == torch.strided
+        }
+        if gradients:
+            numbers |= dict.fromkeys(gradients, digest(gradients.values()))
+    return numbers
+
+
+def check_before(of_ranks: list[list[int] | None]) -> None:
+    """Raises a ValueError if ranks have other numbers of gradients; None stands for any."""
+    first = next((numbers for numbers in of_ranks if numbers is not None), None)
+    found = [first if numbers is None else numbers for numbers in of_ranks]
+    if any(numbers != first for numbers in found):
+        odd, usual = odd_and_usual(found)
+        raise differ(
+            f'gradients from before must be equal on all ranks (rank {odd} has other numbers than '
+            f'rank {usual}): zero_grad() or a change of .grad is of one rank alone: run the same '
+            'lines on every rank',
+            odd,
+        )

@@ -32,13 +32,16 @@ from pyg_sar.comm.collectives import all_reduce_sum, await_device
 from pyg_sar.comm.ranks import check_lives, current, world_size
 from pyg_sar.nn.averager import MIB, PARTED, Averager
 from pyg_sar.nn.batch_norm import RunningStatistics
-from pyg_sar.nn.buckets import SUM
+from pyg_sar.nn.buckets import SUM, common
 from pyg_sar.nn.layer import evaluated
 from pyg_sar.nn.sar_conv import SARConv
 from pyg_sar.nn.wrap import check_same_values
 from pyg_sar.rows.end_of_backward import Backward, await_backward, has_come
 from pyg_sar.rows.rows import Rows
+from pyg_sar.utils.class_swap import name_of
+from pyg_sar.utils.dry_run import is_hidden
 from pyg_sar.utils.nested import leaves_of
+from pyg_sar.utils.tensor_state import digest
 
 STEPS_BETWEEN_CHECKS = 50
 """Complete backwards from one comparison of the ranks' buffers to the next."""
@@ -99,14 +102,15 @@ class Gradients(Averager):
         """Notes the module whose forward the user called: the model, or a layer in it."""
         if self._outermost is None or module is self.model():
             self._outermost = module
-            evaluated.value = None if torch.is_grad_enabled() else module
+            learns = torch.is_grad_enabled() and module.training
+            evaluated.value = None if learns else module
 
     @torch.compiler.disable
     def after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Waits for the backward of a forward."""
         if module is not self._outermost:
             return
-        self._outermost = evaluated.value = None
+        not_compared, evaluated.value, self._outermost = evaluated.value, None, None
         if not self.is_alive or world_size() == 1:
             return
         results = [t for t in leaves_of(out) if isinstance(t, Tensor)]
@@ -118,7 +122,12 @@ class Gradients(Averager):
             outputs = [t for t in results if t.requires_grad]
             computed = [t for t in outputs if not t.is_leaf]
         words = ''  # on a cut graph convs compare more
-        if not any(isinstance(t, Rows) for t in inputs):
+        if any(isinstance(t, Rows) for t in inputs):
+            if results and not_compared is not None and not is_hidden.value:  # by no conv
+                values = common(not_compared.named_parameters()).values()
+                name = f'parameters of {name_of(not_compared)}'
+                current().met.note(name, [f'the checksum {digest(values)}'])
+        else:
             words = f'a batch in {"training" if module.training else "evaluation"}'
         for output in computed:
             output.register_hook(_Entry(self, words))  # type: ignore[no-untyped-call]
@@ -161,6 +170,8 @@ class Gradients(Averager):
         assert model is not None
         if self._forwards:
             has_come(self)
+        if self.is_of_batches() or self._forwards:  # ranks may gather over several, or over none
+            self._before = None
         statistics = RunningStatistics(model)
         vectors = statistics.packed()
         whole = self.average_of(backward, self._learning, vectors)
@@ -178,12 +189,12 @@ class Gradients(Averager):
         forwards = ' and '.join(sorted(self._passed - {''} or self._forwards))
         return all_reduce_sum(vector, f'{SUM} of {forwards}' if forwards else SUM, self._group)
 
-    def parted(self) -> None:
+    def parted(self, parameters: list[Tensor]) -> None:
         """See :meth:`Averager.parted`; names the parameter."""
         model = self.model()
         assert model is not None
         check_same_values(model, f'at backward {self._num_steps + 1}', PARTED)
-        super().parted()
+        super().parted(parameters)
 
     def let_go(self) -> None:
         """Leaves the model to another averager."""

@@ -156,8 +156,9 @@ def agree_on_forward(
             forward = Forward(edges[0], (*args, *kwargs.values()), last)
         note(type(conv).__name__, args, kwargs)
         compared = f'{words}; plain tensors of shape {shapes}' if shapes else words
-        if not (torch.is_grad_enabled() or is_hidden.value):  # with gradients the backward tells
-            model = conv if evaluated.value is None else evaluated.value
+        model = conv if evaluated.value is None else evaluated.value
+        learns = torch.is_grad_enabled() and evaluated.value is None  # then the backward tells
+        if not (learns or is_hidden.value or torch._C._are_functorch_transforms_active()):
             values = common(model.named_parameters()).values()
             compared, evaluated.value = f'{compared}; {_VALUES} {digest(values)}', None
         holds = is_known and forward is not None and forward.all_hold()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import brought, dim_of, listed, masked, own_rows
+from pyg_sar.rows.align import brought, dim_of, listed, masked, own_rows, whole_shape
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.over_ranks import in_one_place, whole
@@ -126,7 +126,7 @@ def _set_rows(func: Any, values: Rows, items: list[Any], position: int, new: Any
     with plainly():
         if isinstance(at, Tensor) and at.dtype == torch.bool:
             if dim_of(at) > 1:
-                _set_numbers(func, values, at, new)
+                _set_numbers(func, values, items, position, new)
                 return
             chosen, items[position] = masked(func, at, sharding)
         elif isinstance(at, NodeIds) and at.of is sharding and at.shard is None:
@@ -174,17 +174,23 @@ def _set_entries(func: Any, values: Rows, items: list[Any], position: int, new: 
         plain(values)[at] = new
 
 
-def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:
+def _set_numbers(func: Any, values: Rows, items: list[Any], position: int, new: Any) -> None:
     """Into numbers out of rows, by a mask of several dimensions."""
-    is_number = not isinstance(new, Tensor) or not dim_of(new)
-    if not isinstance(mask, Rows) or mask._dim != values._dim or (mask._dim and not is_number):
-        refuse(func, 'by a mask of several dimensions is known for masks of rows only')
+    mask, is_number = items[position], not isinstance(new, Tensor) or not dim_of(new)
+    if position or any(item != slice(None) for item in items[1:]):
+        instead = 'write x[..., column][mask] = value'
+        refuse(func, 'by a mask of several dimensions takes no index beside the mask', instead)
+    if not isinstance(mask, Rows):
+        shape = whole_shape(values)[: mask.dim()]
+        if list(mask.shape) != shape:
+            raise IndexError(f'expected a mask of shape {shape} (got {list(mask.shape)})')
+        own = own_rows(func, mask, values._dim, values._sharding)
+        mask = tag(own, values._dim, values._sharding)
+    if mask._dim != values._dim or (mask._dim and not is_number):
+        refuse(func, 'by a mask of several dimensions is known for rows in the first')
     key: Rows = brought(func, mask, values._sharding)
-    if isinstance(new, Rows):
-        new = brought(func, new, numbers_of(key, values._sharding))
-    elif isinstance(new, Tensor) and dim_of(new):
-        refuse(func, 'by a mask of several dimensions takes a number, or what it has selected')
-    plain(values)[plain(key)] = plain(new) if isinstance(new, Rows) else for_rows(new)
+    chosen = values._sharding if is_number else numbers_of(key, values._sharding)
+    _write(func, values, [plain(key)], new, 1 + values.dim() - key.dim(), chosen)
 
 
 def _set_in_plain(values: Tensor, index: Any, new: Any) -> None:

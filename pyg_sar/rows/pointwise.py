@@ -14,7 +14,15 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import all_gather_alike
 from pyg_sar.comm.vote import agree
-from pyg_sar.rows.align import align, argument, as_rows, rows_in, whole_shape
+from pyg_sar.rows.align import (
+    align,
+    argument,
+    as_rows,
+    dim_of,
+    from_right,
+    rows_in,
+    whole_shape,
+)
 from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import bare_name, is_in_place, is_pointwise, name_of, names, rule
@@ -118,6 +126,18 @@ def _drawn(func: Any, args: Any, kwargs: Any) -> Any:
             return as_rows(func(*args, **kwargs), right, sharding)
 
 
+@rule('dropout1d dropout2d dropout3d feature_alpha_dropout')
+def _drawn_of_channels(func: Any, args: Any, kwargs: Any) -> Any:
+    """Drops channels of every row; where nothing is dropped rows may be channels."""
+    name, rows = name_of(func), args[0]
+    num_dims = dim_of(rows)
+    is_batch = num_dims == {'dropout1d': 3, 'dropout3d': 5}.get(name, num_dims)
+    if not _is_off(name, args, kwargs) and (from_right(rows) != num_dims or not is_batch):
+        instead = 'write F.dropout1d(x[:, None], p)[:, 0] to drop whole rows, or F.dropout(x, p)'
+        refuse(func, 'is known for rows in front that have channels, [N, C, ...]', instead)
+    return _drawn(func, args, kwargs)
+
+
 def is_drawn_alike(rows: Any) -> bool:
     """Whether a draw like these rows gives the numbers of one process."""
     if not isinstance(rows, Rows) or not rows._sharding.has_ids():
@@ -163,7 +183,8 @@ def _is_off(name: str, args: Any, kwargs: Any) -> bool:
     if name == 'rrelu':
         return not argument(args, kwargs, 3, 'training', default=False)
     p = argument(args, kwargs, 1, 'p', default=0.5)
-    return 'dropout' in name and (not argument(args, kwargs, 2, 'training', default=True) or p == 0)
+    learns = argument(args, kwargs, 2, 'training', 'train', default=True)
+    return 'dropout' in name and (not learns or p == 0)
 
 
 _OF_ONE = {n.strip('_')[8:] for n in dir(torch) if n.startswith('_foreach_')} - {'max'}

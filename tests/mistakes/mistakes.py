@@ -115,6 +115,8 @@ _TABLE = """
     float32 in 2 dimensions on rank 1 => run the same lines on every rank
 [2] net(seed=rank == 2)
     rank 2 has other numbers than rank 0 => after torch.manual_seed(0)
+[0] m = net(); loss_of(m, data).backward(); rank or m.zero_grad(); loss_of(m, data).backward()
+    equal on all ranks (rank 0 has => zero_grad() or a change of .grad is of one rank alone
 [0] net(lambda: SAGEConv(6, 4 if rank == 0 else 3))
     out_channels=4 on rank 0 => by the same lines on every rank
 # of a model

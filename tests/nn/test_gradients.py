@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from ranks import run_once, run_ranks
 from small_graphs import assign, attempt, small_graph
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as Torchs
-from torch_geometric.nn import LGConv
+from torch_geometric.nn import LGConv, SAGEConv
 from traffic import counted
 
 import pyg_sar
@@ -205,6 +206,63 @@ def test_a_backward_that_failed_leaves_nothing_behind(data: Any, wrap: Wrap) -> 
     gradients = [p.grad for p in model.parameters()]
     assert len(calls) == len(gradients)
     return gradients
+
+
+def _first(model: torch.nn.Module) -> Tensor:
+    grad = next(model.parameters()).grad
+    assert grad is not None
+    return grad
+
+
+CHANGES: dict[str, Callable[[torch.nn.Module], object]] = {
+    'zero_grad': lambda model: model.zero_grad(),
+    'zeros': lambda model: model.zero_grad(set_to_none=False),
+    'scaled': lambda model: _first(model).mul_(3),
+    'none': lambda model: setattr(next(model.parameters()), 'grad', None),
+}
+
+
+@pytest.mark.parametrize('of_model', [True, False])
+@pytest.mark.parametrize('name', CHANGES)
+@on_ranks(by='threads')
+def test_gradients_from_before_that_one_rank_changes(data, name, of_model):
+    """An error where they are added to; none for the caller of autograd.grad."""
+    conv = SAGEConv(6, 3).double()
+    model = DistributedDataParallel(make_model()) if of_model else pyg_sar.SARConv(conv)
+    _out(data, model).sin().mean().backward()
+    if rank() == 1:
+        CHANGES[name](model)
+    torch.autograd.grad(_out(data, model).sin().mean(), list(model.parameters()))
+    words = r'rank 1 has other numbers than rank 0\): zero_grad\(\)'
+    with pytest.raises(ValueError, match=words):
+        _out(data, model).sin().mean().backward()
+    model.zero_grad()
+    _out(data, model).sin().mean().backward()
+
+
+@as_one_process()
+def test_gradients_from_before(data: Any, wrap: Wrap) -> list[Any]:
+    """Of two models that are trained in turns, with frozen layers, and gathered without sums."""
+    models = [wrap(make_model()) for _ in range(2)]
+    loose, found = torch.linspace(-1, 1, 8).double().requires_grad_(), list[Any]()
+
+    def backward(factor: float = 1) -> None:
+        hidden = _out(data, models[0]) * loose[:3]
+        out = models[1](data.x * hidden.sum(1, keepdim=True), data.edge_index)
+        (factor * out.sin().mean()).backward()
+        found.extend(p.grad.clone() for p in models[1].parameters() if p.grad is not None)
+
+    for step in range(3):
+        models[step % 2].zero_grad(set_to_none=step == 0)
+        backward()
+        for p in models[1].second.parameters():
+            p.requires_grad_(step == 1)
+        with nullcontext() if wrap is itself else models[0].no_sync():
+            backward(0.5)
+            loss = _out(data, models[1]).square().mean()
+            found.extend(torch.autograd.grad(loss, list(models[1].first.parameters())))
+        backward(2)
+    return [*found, loose.grad, *(p.grad for p in models[0].parameters())]
 
 
 def _counted(root: str) -> list[int]:

@@ -18,6 +18,7 @@ from ranks import run_once
 from small_graphs import attempt, small_graph
 from three_steps import supervised
 from torch import Tensor
+from traffic import counted
 
 import pyg_sar
 from pyg_sar.comm.errors import PartedError
@@ -112,6 +113,27 @@ def test_a_reduction_of_one_rank_names_its_line() -> None:
     assert first.endswith(f', called at {__file__}:{line}')
 
 
+@pytest.mark.parametrize('is_odd', [True, False])
+@pytest.mark.parametrize('with_gradients', [True, False])
+@on_ranks()
+def test_evaluations_without_convs(data, is_odd, with_gradients):
+    """The next message compares parameters: there is none of their own."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)]
+    model = pyg_sar.DistributedDataParallel(torch.nn.Sequential(*layers).double())
+    supervised(model(data.x), data).backward()
+    if rank() == 1 and is_odd:
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    with counted() as messages, torch.set_grad_enabled(with_gradients):
+        out = model.eval()(data.x)
+    assert not messages.others
+    if rank() == 2:  # one rank looks at more
+        model(data.x * 2)
+    words = ("'parameters of Sequential' of rows at test_replicated", 'on rank 1', 'the checksum')
+    with _raises(PartedError if is_odd else None, *words):
+        supervised(out.detach(), data).item()
+
+
 DTYPES = {'bfloat16': torch.bfloat16, 'float32': torch.float32}
 
 
@@ -134,6 +156,9 @@ def test_one_number_that_parts_is_told_at_once(data, tmp_path, what):
         with torch.no_grad():
             model.eval()(data.x, data.edge_index)
 
+    def evaluate_with_gradients() -> None:
+        model.eval()(data.x, data.edge_index)
+
     def save() -> None:
         pyg_sar.save_checkpoint(tmp_path, model, optimizer, epoch=1)
 
@@ -141,7 +166,8 @@ def test_one_number_that_parts_is_told_at_once(data, tmp_path, what):
         _loss(model.train(), data).backward()
 
     error = None if what == 'nothing' else ValueError
-    for do, when in ((save, 'at save_checkpoint'), (evaluate, 'checksum'), (step, 'at backward 2')):
+    evaluations = [(evaluate, 'checksum'), (evaluate_with_gradients, 'checksum')]
+    for do, when in ((save, 'at save_checkpoint'), *evaluations, (step, 'at backward 2')):
         with _raises(error, when, 'rank 1', 'optimizer on one rank alone'):
             do()
 

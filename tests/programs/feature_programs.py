@@ -19,7 +19,19 @@ def drawing_nothing(data: Data, ddp: Ddp) -> Results:
     """What is off leaves the generator as it is."""
     torch.manual_seed(0)
     off = F.dropout(data.x, 0.5, False), F.dropout(data.x, 0.0), F.rrelu(data.x)
-    return {'rows': off, 'later': torch.rand(3)}
+    rows, one = (data.x, data.x[..., None]), data.x[..., None, None]
+    of_channels = [
+        drop(each.clone(), p, training, inplace)
+        for drop, many in {
+            F.dropout1d: rows,
+            F.dropout2d: (one,),
+            F.dropout3d: (one, one[..., None]),
+            F.feature_alpha_dropout: (*rows, one),
+        }.items()
+        for each in many
+        for p, training, inplace in ((0.5, False, False), (0.5, False, True), (0.0, True, True))
+    ]
+    return {'rows': off, 'of channels': of_channels, 'later': torch.rand(3)}
 
 
 def mean_and_std_of_training_nodes(data: Data) -> Tensor:

@@ -112,6 +112,7 @@ torch.unsafe_split_with_sizes(n(6, 3), [1, 2], 1); torch.poisson(n(6, 3).abs())
 torch.binomial(n(6, 3).abs().ceil(), uniform[:, :3]); Tensor.random_(n(6, 3))
 torch.detach_copy(n(6, 3)); Tensor.type_as(n(6, 3).float(), n(6, 3)); Tensor.cpu(n(6, 3))
 solve(matrix, n(3, 6)); solve_triangular(matrix.tril(), n(3, 6)); Tensor.fill_diagonal_(n(6, 6), 2)
+F.dropout1d(n(6, 4, 3), 0.5, True); F.dropout1d(n(6, 4), 0.5, False)
 """
 
 

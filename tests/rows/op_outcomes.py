@@ -37,7 +37,7 @@ _RANDOM = """
     nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d
     nn.functional.dropout3d nn.functional.feature_alpha_dropout nn.functional.rrelu
     nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d
-    binomial poisson random_
+    binomial dropout1d poisson random_
 """
 RANDOM = frozenset(_RANDOM.split())
 """Of what these give only the kind is compared, as of attention where there is dropout."""

@@ -23,6 +23,7 @@ N = 60
 IDS = torch.tensor([3, 0, N - 1, 5])
 COLS = torch.tensor([0, 2])
 TWO = torch.tensor(2)
+MASK = torch.arange(6 * N).view(N, 6) % 7 < 2
 TRIPLE = torch.tensor([[3, 1, 2]])  # a column of it has one number and stride 3
 
 READ = """
@@ -84,6 +85,10 @@ x[:, 0] = torch.zeros(N).double().scatter_(0, torch.arange(N - 1, -1, -1), x[:, 
 x[[1, 2], [0, 3]] = row[:2]; x[3, [0, 1]] = 1; x[y > 1, y[y > 1]] = 0; x[COLS, COLS] += 1
 x[3] = torch.arange(6); x[3, 2] = TWO; x[3:5] = torch.ones(2, 6); x[3, x.mean(0).argmax()] = 5
 x[x.argmax() // 6, x.argmax() % 6] += 1; x[IDS, y[IDS]] = x[IDS, 0] * 2
+x[MASK] = 0; x[MASK] = x[MASK] * 2; x[MASK.numpy()] = TWO; x[MASK] += 1; x.t()[MASK.t()] = 3
+x[MASK] = torch.arange(int(MASK.sum())).double(); x[MASK] = row[:1]; z[MASK[:, :3]] = row[:4]
+x[x > 0] = torch.arange(int((x > 0).sum())).double(); z[MASK[:, :3]] = z[MASK[:, :3]] * 2
+z[MASK[:, :3]] = torch.arange(4.0 * int(MASK[:, :3].sum())).view(-1, 4).double()
 """
 
 CHANGED_COPIES = """
@@ -178,6 +183,10 @@ def _changes_copies(data: Any) -> None:
     del x, first
     with pytest.raises(ValueError, match='by one bool'):
         data.x[True]
+    with pytest.raises(ValueError, match='no index beside the mask'):
+        data.z[data.z[..., 0] > 0, 1] = 0
+    with pytest.raises(IndexError, match='a mask of shape'):
+        data.x[MASK[:1]] = 0
 
 
 def _shows_rows_that_change(data: Any) -> None:

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.rows.shapes import sharding_of_size
 from pyg_sar.rows.sharding import Sharding
@@ -174,6 +175,28 @@ def test_a_dropout_of_weights_keeps_their_mean() -> None:
     assert torch.equal(counts, counts.round())
     assert counts.unique().numel() > 5
     assert abs(float(counts.mean()) - 32) < 4
+
+
+@on_threads(2)
+def test_a_dropout_of_channels_drops_them_whole() -> None:
+    """Others on every rank, and what is drawn next is the same; rows as channels are refused."""
+    ids = torch.arange(32) + 32 * rank()
+    sharding = Sharding(32, what='nodes', ids=ids, total=64)
+    drops = {F.dropout1d: (4,), F.dropout2d: (2, 2), F.dropout3d: (2, 1, 2)}
+    for drop, shape in {**drops, F.feature_alpha_dropout: (4,)}.items():
+        torch.manual_seed(0)
+        rows = tag(torch.ones(32, 5, *shape), 0, sharding)
+        whole = pyg_sar.gather(drop(rows, 0.5, True)).view(64, 5, 4)
+        assert len(set(agree(torch.rand(1).item()))) == 1
+        assert torch.equal(whole, whole[..., :1].expand(-1, -1, 4))
+        is_kept = whole[..., 0] == whole.max()
+        assert 100 < int(is_kept.sum()) < 220
+        assert not torch.equal(is_kept[:32], is_kept[32:])
+        assert whole.unique().tolist() == [0, 2] or drop is F.feature_alpha_dropout
+        with pytest.raises(ValueError, match='for rows in front'):
+            drop(tag(torch.ones(5, 32, *shape), 1, sharding), 0.5, True)
+    with pytest.raises(ValueError, match='to drop whole rows'):
+        F.dropout1d(tag(torch.ones(32, 5), 0, sharding))
 
 
 def _cut(total: int = 3, **options: Any) -> tuple[Sharding, Any]:
