@@ -21,10 +21,11 @@ class Options:
 
     Attributes:
         mode: ``'sequential'``: one remote part after another, fetched again in backward: least
-            memory. ``'sequential_no_remat'``: keeps rows and messages for the first backward,
-            which is faster: memory grows with the halo and its messages. ``'one_shot'``: one
-            exchange for all halo rows, then plain PyG: memory grows alike. A message with batch
-            norm inside is computed so in every mode, as its statistics are of all edges.
+            memory. ``'sequential_no_remat'``: keeps rows, and messages without a softmax, for the
+            first backward, which is faster: memory grows with the halo and these messages.
+            ``'one_shot'``: one exchange for all halo rows, then plain PyG: memory grows with the
+            halo and its messages. A message with batch norm inside is computed so in every mode,
+            as its statistics are of all edges.
         exchange_dtype: ``torch.bfloat16``: wider floating-point rows, and their gradients on the
             way back, are rounded to it while they travel, which halves the bytes of float32. **The
             only approximation here**; None, the default, is exact. Own rows are never rounded, sums
@@ -45,7 +46,7 @@ class Options:
 
     @property
     def keeps(self) -> bool:
-        """Whether rows that were received, and messages, are kept for backward."""
+        """Whether rows that were received, or messages, are kept for backward."""
         return self.mode == 'sequential_no_remat'
 
     def __post_init__(self) -> None:

@@ -126,7 +126,6 @@ class Computed:
     arguments: Arguments
     messages: tuple[Tensor, ...]
     edge_outputs: tuple[Tensor, ...]
-    softmax: SoftmaxFn
 
     @staticmethod
     def of(
@@ -140,7 +139,7 @@ class Computed:
         leaves = arguments.as_leaves(needs)
         with torch.enable_grad():
             messages, edge_outputs = program.run(leaves, edge_index, softmax)
-        return Computed(leaves, messages, edge_outputs, softmax)
+        return Computed(leaves, messages, edge_outputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,32 +157,37 @@ class Run:
     def of(
         program: Program, arguments: Arguments, plan: Plan, exchange: Exchange, *, keeps: bool
     ) -> Run:
-        """A program on all blocks; `keeps` says that a forward with gradients keeps chunks.
+        """A program on all blocks; `keeps` says that a forward keeps what it computes.
 
-        Not where hooks take what is saved elsewhere, such as a checkpoint's.
+        That are the rows received alone where a softmax is not finished before the last block, or
+        hooks take what is saved elsewhere, such as a checkpoint's.
         """
         rng_and_autocast = RngAndAutocast(
             program.uses_rng, plan.edge_index.device, program.as_in_forward
         )
-        keeps = keeps and torch.is_grad_enabled() and _hooks_of_saved(True) is None
-        needs = keeps and any(t.requires_grad for t in arguments.inputs())
-        kept = deque[Computed]() if needs else None
-        return Run(program, BlockByBlock(plan, exchange), rng_and_autocast, arguments, kept)
+        learns = torch.is_grad_enabled() and any(t.requires_grad for t in arguments.inputs())
+        has_all = program.weights is None and _hooks_of_saved(True) is None
+        kept = deque[Computed]() if keeps and learns and has_all else None
+        loop = BlockByBlock(plan, exchange, [] if keeps and not has_all else None)
+        return Run(program, loop, rng_and_autocast, arguments, kept)
 
     def save(self, ctx: Any, *others: Tensor) -> None:
         """Saves what backward needs, with other tensors."""
-        ctx.save_for_backward(*self.arguments, *others)
-        ctx.run = replace(self, arguments=Arguments((), (), (), ()))
-        ctx.counts = self.arguments.counts
+        ctx.save_for_backward(*others, *self.arguments, *(self.loop.kept or ()))
+        ctx.sizes = len(others), self.arguments.counts
+        loop = replace(self.loop, kept=None)
+        ctx.run = replace(self, loop=loop, arguments=Arguments((), (), (), ()))
 
     @staticmethod
     def saved(ctx: Any) -> tuple[Run, Iterator[Tensor]]:
         """The run in backward, and the other tensors that :meth:`save` got."""
-        tensors = iter(ctx.saved_tensors)
-        arguments = Arguments.of(ctx.counts, list(islice(tensors, sum(ctx.counts))))
-        run = replace(ctx.run, arguments=arguments)
+        tensors, (num_others, counts) = iter(ctx.saved_tensors), ctx.sizes
+        others = list(islice(tensors, num_others))
+        arguments = Arguments.of(counts, list(islice(tensors, sum(counts))))
+        loop = replace(ctx.run.loop, kept=list(tensors) or None)
+        run = replace(ctx.run, loop=loop, arguments=arguments)
         ctx.run = replace(ctx.run, kept=None)  # a second backward computes again
-        return run, tensors
+        return run, iter(others)
 
     @cached_property
     def max_edges(self) -> int:

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import communicates, once_differentiable, torch_apply
-from pyg_sar.ops.chunk_softmax import FinishedSoftmax, SoftmaxSoFar, as_factor, by_weight
 from pyg_sar.ops.chunks import Run
 from pyg_sar.ops.program import no_autocast_cache
 from pyg_sar.ops.reductions import SoftmaxStats, State
@@ -38,10 +37,10 @@ def online(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     """What :func:`~pyg_sar.ops.replay.replay` gives, of a program with `weights`.
 
     Saved for backward: the arguments, maximum and sum of the softmax, and ``part`` of every
-    reduction; halo rows and messages only if the run keeps chunks.
+    reduction; never halo rows or messages (unless the run keeps the rows received).
 
-    Communication: one exchange in forward; one in backward unless chunks are kept, and one of
-    gradients if a source tensor needs one.
+    Communication: one exchange in forward; one in backward, and one exchange of gradients if a
+    source tensor needs one.
     """
     outputs: list[Tensor] = []
     tensors = _Online.apply(run, outputs, *run.arguments.inputs())
@@ -64,7 +63,7 @@ class _Online(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: Run, outputs: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
-        program, plan, needs = run.program, run.loop.plan, ctx.needs_input_grad[2:]
+        program, plan = run.program, run.loop.plan
         weights, num_dst = program.weights, plan.shard.num_dst
         assert weights is not None
         stats = SoftmaxStats(num_dst)
@@ -77,13 +76,12 @@ class _Online(torch.autograd.Function):
         with no_autocast_cache():
             for chunk, edge_index, arguments in run.chunks():
                 so_far, stats.rows = stats.max, chunk.rows
-                softmax = stats.step if run.kept is None else SoftmaxSoFar(stats)
-                messages, of_edges = run.forward(arguments, edge_index, softmax, needs)
+                messages, of_edges = program.run(arguments, edge_index, stats.step)
                 scale = stats.scale
                 for r, part in zip(program.reductions, parts, strict=True):
                     rows = part[chunk.rows]
                     if scale is not None:
-                        by_weight(rows, scale).mul_(as_factor(scale, rows))
+                        _by_weight(rows, scale).mul_(_factor(scale, rows))
                     r.merge.step((rows,), messages[r.message], edge_index[1], r.dim)
                 for output, values in zip(outputs, of_edges, strict=True):
                     chunk.block.put(output, values)
@@ -112,7 +110,7 @@ class _Online(torch.autograd.Function):
         grad_states, (grad_sums, *grad_links) = grads[: len(parts)], grads[len(parts) :]
         stats = SoftmaxStats(run.loop.plan.shard.num_dst, largest, total)
         grads = (*grad_states, *grad_links)
-        softmax = FinishedSoftmax(stats, _row_sum(parts, grad_states, grad_sums, total))
+        softmax = stats, _row_sum(parts, grad_states, grad_sums, total)
         replayed = ReplayBackward(run, [()] * len(parts), grads, softmax)
         with run.rng_and_autocast.again(run.arguments.learnable):
             return None, None, *replayed.gradients(ctx.needs_input_grad[2:])
@@ -161,13 +159,13 @@ def _correct(
             factor *= (maxima[edges] - stats.max_at(index)).exp_()
         for output in outputs:
             rows = output[edges]
-            by_weight(rows, factor).mul_(as_factor(factor, rows))
+            _by_weight(rows, factor).mul_(_factor(factor, rows))
 
 
 def _divided(part: Tensor, total: Tensor) -> Tensor:
     """``out_i``."""
     out = torch.empty_like(part)  # no view: a conv may change it in place
-    torch.div(by_weight(part, total), as_factor(total, part), out=by_weight(out, total))
+    torch.div(_by_weight(part, total), _factor(total, part), out=_by_weight(out, total))
     return out
 
 
@@ -196,5 +194,16 @@ def _steps(values: Tensor) -> Iterator[slice]:
 
 def _products(values: Tensor, grad: Tensor, weights: Tensor) -> Tensor:
     """``<values, grad>`` over all that a weight of the softmax weights, ``[n, num_weights]``."""
-    products = by_weight((values * grad).contiguous(), weights)
+    products = _by_weight((values * grad).contiguous(), weights)
     return products.squeeze(-1) if products.size(-1) == 1 else products.sum(-1)
+
+
+def _by_weight(values: Tensor, weights: Tensor) -> Tensor:
+    """``[n, ...]`` as ``[n, num_weights, k]``: together what the softmax weights alike."""
+    num_weights = prod(weights.shape[1:])
+    return values.view(values.size(0), num_weights, prod(values.shape[1:]) // num_weights)
+
+
+def _factor(weights: Tensor, values: Tensor) -> Tensor:
+    """``[n, ...]`` of the softmax, to multiply what :func:`_by_weight` gives for `values`."""
+    return weights.reshape(weights.size(0), prod(weights.shape[1:]), 1).to(values.dtype)

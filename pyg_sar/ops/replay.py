@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import communicates, once_differentiable
-from pyg_sar.ops.chunk_softmax import FinishedSoftmax, SoftmaxSoFar
+from pyg_sar.comm.collectives import communicates, once_differentiable, torch_apply
 from pyg_sar.ops.chunks import Chunk, Computed, Run
-from pyg_sar.ops.program import MessageReduction, gradients_of, no_autocast_cache
-from pyg_sar.ops.reductions import State
-from pyg_sar.shard.index_rows import add_rows_at, add_runs_at
+from pyg_sar.ops.program import MessageReduction, SoftmaxFn, gradients_of, no_autocast_cache
+from pyg_sar.ops.reductions import SoftmaxStats, State
+from pyg_sar.shard.index_rows import add_rows_at, add_runs_at, rows_at
 
 
 def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
@@ -30,10 +29,10 @@ def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     Gives a finished merge state ``[num_dst, ...]`` of every reduction, and the edge outputs
     ``[num_edges, ...]``.
 
-    Saved for backward: the arguments; halo rows and messages only if the run keeps chunks.
+    Saved for backward: the arguments; halo rows or messages only if the run keeps them.
 
-    Communication: one exchange in forward; one in backward unless chunks are kept, and one of
-    gradients if a source tensor needs one.
+    Communication: one exchange in forward; one in backward unless the run keeps anything, and one
+    of gradients if a source tensor needs one.
     """
     tensors = iter(_Replay.apply(run, *run.arguments.inputs()))
     states = [tuple(islice(tensors, r.merge.num_tensors)) for r in run.program.reductions]
@@ -91,7 +90,8 @@ class ReplayBackward:
     """Runs the function on one chunk after another with autograd and takes the chunk's gradients.
 
     `states` are the finished states of the reductions, as far as their gradients read them, and
-    `grads` the gradients of the tensors of all states and of the edge outputs.
+    `grads` the gradients of the tensors of all states and of the edge outputs. `softmax` are the
+    finished statistics of a softmax and ``r_i = sum over in-edges of alpha * d_alpha``.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ReplayBackward:
         run: Run,
         states: Sequence[State],
         grads: Sequence[Tensor | None],
-        softmax: FinishedSoftmax | None = None,
+        softmax: tuple[SoftmaxStats, Tensor] | None = None,
     ) -> None:
         self.run, self.softmax = run, softmax
         rest = iter(grads)
@@ -116,9 +116,8 @@ class ReplayBackward:
         targets = list(total)
         num_src = len(self.run.arguments.src)
         needs_src = [i for i in range(num_src) if needs[i]]
-        softmax_of = self.softmax.of if self.softmax is not None else lambda _: _no_softmax
         out = [t for t in total[:num_src] if t is not None]
-        for of_src, chunks in self.run.backward(out, needs, softmax_of):
+        for of_src, chunks in self.run.backward(out, needs, self._softmax):
             for i, rows in zip(needs_src, of_src, strict=True):
                 targets[i] = rows.zero_()  # block by block, so all own rows, too
             for chunk, edge_index, computed in chunks:
@@ -154,11 +153,13 @@ class ReplayBackward:
             if grad is not None and output.requires_grad:
                 outputs.append(output)
                 gradients.append(chunk.block.take(grad))
-        if isinstance(computed.softmax, SoftmaxSoFar):
-            assert self.softmax is not None
-            computed.softmax.finish(self.softmax, edge_index[1], chunk.rows)
-            gradients = [computed.softmax.scaled(grad) for grad in gradients]
         return outputs, gradients
+
+    def _softmax(self, rows: slice) -> SoftmaxFn:
+        if self.softmax is None:
+            return _no_softmax
+        stats, row_sum = self.softmax
+        return lambda logits, dst: _Softmax.apply(logits, dst, stats, row_sum, rows)
 
 
 def _add(
@@ -182,3 +183,26 @@ def _add(
             chunk.block.put(target, gradient)
         else:
             target += gradient
+
+
+class _Softmax(torch.autograd.Function):
+    """A chunk's share of a softmax whose statistics are known.
+
+    | forward:  ``alpha = exp(l - max_i) / sum_i``
+    | backward: ``d_l = alpha * (d_alpha - r_i)``
+    """
+
+    apply = torch_apply
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, dst: Tensor, stats: SoftmaxStats, row_sum: Tensor, rows: slice
+    ) -> Tensor:
+        alpha = stats.alpha(logits, dst, rows)
+        ctx.save_for_backward(alpha, dst, row_sum[rows])
+        return alpha
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        alpha, dst, row_sum = ctx.saved_tensors
+        return alpha * (grads[0] - rows_at(row_sum, dst)), None, None, None, None

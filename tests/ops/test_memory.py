@@ -90,7 +90,8 @@ def test_saved_tensors_do_not_grow_with_the_halo(name: str) -> None:
 @pytest.mark.parametrize(
     ('name', 'mode', 'num_kept'),
     [
-        ('GAT', 'sequential_no_remat', 32 * 8),
+        ('GINE', 'sequential_no_remat', 32 * 8),
+        ('Transformer', 'sequential_no_remat', 32 * 16),
         ('Transformer', 'one_shot', NUM_NODES // 2 * DEGREE * 8),
     ],
 )
