@@ -166,7 +166,10 @@ def buckets_of(parameters: Iterable[Tensor], max_bytes: float) -> list[Bucket]:
 
 
 def numbers_of_gradients(groups: Iterable[list[Tensor]]) -> dict[Tensor, int]:
-    """A number for the gradients of each group, by the parameters that have one."""
+    """A number for the gradients of each group, by the parameters that have one.
+
+    Of a device it says that there are some: to read them makes the host wait.
+    """
     numbers: dict[Tensor, int] = {}
     for group in groups:
         gradients = {
@@ -174,8 +177,9 @@ def numbers_of_gradients(groups: Iterable[list[Tensor]]) -> dict[Tensor, int]:
             for p in group
             if not (isinstance(p, Rows) or p.grad is None) and p.grad.layout == torch.strided
         }
+        on_host = [grad for grad in gradients.values() if grad.device.type == 'cpu']
         if gradients:
-            numbers |= dict.fromkeys(gradients, digest(gradients.values()))
+            numbers |= dict.fromkeys(gradients, digest(on_host) if on_host else 1)
     return numbers
 
 
