@@ -323,7 +323,7 @@ def test_several_heterogeneous_graphs_are_one_batch(tmp_path):
 def test_splits_of_one_graph_are_refused(tmp_path, graph, is_hetero):
     options: Any = {}
     if is_hetero:
-        graph = FakeHeteroDataset(avg_num_nodes=20)[0]
+        graph = FakeHeteroDataset(avg_num_nodes=60)[0]
         options = {'edge_types': graph.edge_types[:1]}
     splits = T.RandomLinkSplit(**options)(graph)
     torch.save(splits, tmp_path / 'a.pt')
