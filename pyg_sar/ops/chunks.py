@@ -26,7 +26,7 @@ from pyg_sar.ops.program import Arguments, Program, SoftmaxFn, without_hooks
 from pyg_sar.shard.blocks import Block, Plan
 from pyg_sar.shard.index_rows import rows_at
 from pyg_sar.shard.shard import Cached
-from pyg_sar.utils.installed import find
+from pyg_sar.utils.installed import find_or_none
 from pyg_sar.utils.rng import random_states_kept
 
 CHUNK_BYTES = 2 << 20
@@ -40,7 +40,7 @@ CUDA_CHUNK_BYTES = 256 << 20
 """On a GPU, where small operations take as long as larger ones."""
 
 MIN_EDGES = 256
-_hooks_of_saved = find('torch._C._autograd._top_saved_tensors_default_hooks')
+_hooks_of_saved = find_or_none('torch._C._autograd._top_saved_tensors_default_hooks')
 _CHUNKS: Cached[dict[int, list[list[Chunk]]]] = Cached()
 
 
@@ -160,13 +160,14 @@ class Run:
         """A program on all blocks; `keeps` says that a forward keeps what it computes.
 
         That are the rows received alone where a softmax is not finished before the last block, or
-        hooks take what is saved elsewhere, such as a checkpoint's.
+        hooks take what is saved elsewhere, such as a checkpoint's, or torch is too old to tell.
         """
         rng_and_autocast = RngAndAutocast(
             program.uses_rng, plan.edge_index.device, program.as_in_forward
         )
         learns = torch.is_grad_enabled() and any(t.requires_grad for t in arguments.inputs())
-        has_all = program.weights is None and _hooks_of_saved(True) is None
+        tells = _hooks_of_saved is not None  # as torch does from 2.8 on
+        has_all = program.weights is None and tells and _hooks_of_saved(True) is None
         kept = deque[Computed]() if keeps and learns and has_all else None
         loop = BlockByBlock(plan, exchange, [] if keeps and not has_all else None)
         return Run(program, loop, rng_and_autocast, arguments, kept)
