@@ -132,9 +132,8 @@ def _with_padding_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Argum
 
     What a message cannot compute of other numbers would be NaN in gradients of parameters, too.
     """
-    has_edges = edge_index.size(1) > 0
-    src, dst = edge_index[:, :1] if has_edges else (None, None)
-    first = slice(1) if has_edges else None
+    places = (*edge_index[:, :1], slice(1)) if edge_index.size(1) else (None, None, None)
+    src, dst, first = places
     num_src = next((t.size(0) for t in arguments.src), 0)
     ends = edge_index.new_tensor([[num_src], [0]]).expand(2, _NUM_PADDING)
     shifted = torch.stack([edge_index[0], edge_index[1] + 1])
@@ -142,7 +141,9 @@ def _with_padding_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Argum
         arguments,
         src=tuple(torch.cat([t, _row_at(t, src, 1.0)]) for t in arguments.src),
         dst=tuple(torch.cat([_row_at(t, dst, 0.5), t]) for t in arguments.dst),
-        edge=tuple(torch.cat([*[_row_at(t, first, 1.0)] * 2, t]) for t in arguments.edge),
+        edge=tuple(
+            torch.cat([*[_row_at(t, first, 1.0)] * _NUM_PADDING, t]) for t in arguments.edge
+        ),
     )
     return more, torch.cat([ends, shifted], dim=1)
 

@@ -301,14 +301,14 @@ def _index_of(value: Tensor, group: list[Tensor]) -> int:
     return len(group)
 
 
-def _memory_of(value: Tensor) -> Any:
+def _view_of(value: Tensor) -> Any:
     kind = value.dtype, value.is_conj(), value.is_neg(), value.requires_grad
     return id(value._base), value.shape, value.stride(), value.storage_offset(), kind
 
 
 def _is_one_view(one: Tensor, other: Tensor) -> bool:
     """Whether two views come from one tensor by one function of torch, with one gradient."""
-    if one._base is None or _memory_of(one) != _memory_of(other):
+    if one._base is None or _view_of(one) != _view_of(other):
         return False
     nodes: Any = one.grad_fn, other.grad_fn
     if None in nodes:

@@ -139,14 +139,17 @@ class NodeEmbedding(torch.nn.Module):
             return self.plain_rows(n_id)
         if n_id is not None and not isinstance(n_id, Rows):
             return rows_by_id(self, n_id, self.n_id.to(n_id.device))
-        if n_id is not None and not self.sparse:
-            ids = as_local(n_id)
-            if not all(agree(bool(torch.isin(ids, self.n_id.to(ids.device)).all()))):
-                out: Tensor = self.weight[n_id]  # rows of other ranks, too
-                return out
-        own = self._rows(plain(self.weight), None if n_id is None else as_local(n_id))
+        ids = None if n_id is None else as_local(n_id)
+        if ids is not None and not (self.sparse or self._have_own(ids)):
+            out: Tensor = self.weight[n_id]
+            return out
+        own = self._rows(plain(self.weight), ids)
         dim, sharding = (0, self._sharding) if n_id is None else (n_id._dim, n_id._sharding)
         return tag(own, dim, sharding)
+
+    def _have_own(self, ids: Tensor) -> bool:
+        """Whether all ranks ask for own nodes alone (collective)."""
+        return all(agree(bool(torch.isin(ids, self.n_id.to(ids.device)).all())))
 
     def plain_rows(self, n_id: Tensor | None = None) -> Tensor:
         """The result of forward, as a plain tensor of own rows, which a rank reads by itself."""

@@ -74,21 +74,25 @@ class Plan:
         """Equal to that of another run, if this has found the same."""
         return self.words, self.parameters
 
+    def learnable_now(self) -> tuple[Tensor, ...]:
+        """The leaf tensors as they are now: a program may have replaced parameters."""
+        if self.parameters is None:
+            return self.learnable
+        return tuple([getattr(module(), name) for module, name in self.parameters])
+
     def arguments(self, arguments: Arguments, analysed: Arguments) -> Arguments:
-        """A call's, with leaf tensors as they are now: a program may have replaced parameters.
+        """A call's, with leaf tensors as they are now.
 
         Those of the `analysed` call that are not read get no gradient, as in PyG, and no zeros.
         """
-        edge = analysed.edge[: len(self.are_read) - len([*analysed]) or None]  # but ids for masks
-        tensors = *analysed.src, *analysed.dst, *edge, *analysed.whole
-        are_read = [*zip(tensors, self.are_read, strict=True)]
-        read = {id(t) for t, is_read in are_read if is_read}
-        unread = {id(t) for t, _ in are_read} - read
-        detached = [t.detach() if id(t) in unread else t for t in arguments]
-        arguments = Arguments.of(arguments.counts, detached)
-        learnable = self.learnable
-        if self.parameters is not None:
-            learnable = tuple([getattr(module(), name) for module, name in self.parameters])
+        if not all(self.are_read):
+            edge = analysed.edge[: len(self.are_read) - len([*analysed]) or None]  # no ids of masks
+            tensors = *analysed.src, *analysed.dst, *edge, *analysed.whole
+            are_read = [*zip(tensors, self.are_read, strict=True)]
+            unread = {id(t) for t, _ in are_read} - {id(t) for t, is_read in are_read if is_read}
+            detached = [t.detach() if id(t) in unread else t for t in arguments]
+            arguments = Arguments.of(arguments.counts, detached)
+        learnable = self.learnable_now()
         whole, instead = (tuple(map(for_rows, each)) for each in (arguments.whole, learnable))
         return replace(arguments, whole=whole, learnable=learnable, instead=instead)
 

@@ -34,6 +34,7 @@ from pyg_sar.ops.program import Program
 from pyg_sar.ops.reductions import State
 from pyg_sar.ops.replay import replay
 from pyg_sar.ops.weighted_sum import weighted_sum
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.rows import tag
 
 
@@ -71,7 +72,7 @@ def _weights(scores: LeakyScores, plan: Plan, call: Call) -> Tensor | None:
     """Weights of attention by their own loop, where it takes them and reads no other rows."""
     source, own, att = _argument(call, scores.source), _argument(call, scores.own), None
     if scores.att is not None:
-        att = plan.arguments(call.arguments, call.arguments).instead[scores.att][0]
+        att = for_rows(plan.learnable_now()[scores.att])[0]
     if len(call.arguments.src) > 1 or not have_loop(source, own, att):
         return None
     weights = attention_weights(source, own, att, scores.slope, _loop(call))
